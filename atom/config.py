@@ -1,0 +1,209 @@
+"""Settings of engines, experiments and notebooks: frozen, and validated by name, type and range.
+
+Every setting is checked before any work starts. An error names the parameter, what was given, what
+is allowed, and for an unknown name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from atom.errors import BadInput
+
+
+class CopyProtocol(StrEnum):
+    """What happens to the source of a device-to-host copy between its queuing and its end."""
+
+    UNPATCHED = "unpatched"  #: dropped once the copy is queued (the fault; experiments only)
+    RECORD_STREAM = "record_stream"  #: dropped, and the allocator is told of the copy stream
+    HOLD = "hold"  #: kept beside the copy's own event, dropped after that event was waited on
+    BLOCKING = "blocking"  #: the host waits for the copy before it goes on
+    ZERO_COPY = "zero_copy"  #: the producer writes a pinned slot itself; there is no copy
+
+
+class Settings(BaseModel):
+    """Base of all settings. Frozen; unknown names are refused; no silent type conversion."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    #: names that a caller may pass beside the fields (papermill's two path names)
+    ignored_names: ClassVar[frozenset[str]] = frozenset(
+        {"PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}
+    )
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, where: str = "parameters") -> Self:
+        """Validate plain values (numbers, text, lists) as they come from YAML or a command line.
+
+        Args:
+            values: name to value. JSON types only; text for an enum field.
+            where: what is being parsed, for the error, e.g. ``notebook 02_race_microbenchmark``.
+
+        Raises:
+            BadInput: one line a fault, all faults at once.
+        """
+        given = {name: value for name, value in values.items() if name not in cls.ignored_names}
+        try:
+            text = json.dumps(given, allow_nan=True)
+        except TypeError as error:
+            raise BadInput(f"{where}: only numbers, text, true/false and lists: {error}") from None
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            faults = "\n".join(f"  {cls._describe(fault)}" for fault in error.errors())
+            raise BadInput(f"{where}:\n{faults}") from None
+
+    @classmethod
+    def _describe(cls, fault: Any) -> str:
+        path = [str(part) for part in fault["loc"]]
+        name = path[0] if path else "(all)"
+        shown = ".".join(path) or name
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, cls.model_fields, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(cls.model_fields)
+            return f"{shown}: no such parameter; {hint}"
+        value = fault["input"]
+        if fault["type"] in ("tuple_type", "list_type"):
+            return (
+                f"{shown}: expected a list, got {value!r} (papermill's -p passes plain values; "
+                f"pass a list with -y '{name}: [a, b]' or a -f FILE.yaml)"
+            )
+        message = fault["msg"][:1].lower() + fault["msg"][1:]
+        field = cls.model_fields.get(name)
+        about = f" ({field.description})" if field is not None and field.description else ""
+        return f"{shown}: {message}, got {value!r}{about}"
+
+
+class NotebookSettings(Settings):
+    """Parameters that every notebook has."""
+
+    profile: str = Field("ci", pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    """Report and accepted-verdict set that this run belongs to: ci, or a machine such as h200."""
+
+    records: tuple[str, ...] = ()
+    """Run folders to rebuild the analysis from; empty runs the experiment now."""
+
+
+class FaultArithmeticSettings(NotebookSettings):
+    """Parameters of notebook 01. Defaults are the published case."""
+
+    faulting_row: int = Field(16487, ge=0, le=2**40)
+    """Row of the conv-state pool that the faulting access named."""
+
+    bonus: int = Field(16384, ge=0, le=2**40)
+    """Stale bonus count that the host read."""
+
+    conv_width: int = Field(4, ge=2, le=64)
+    """Width of the causal convolution in tokens; width - 1 history taps are read."""
+
+    draft_tokens: int = Field(3, ge=0, le=64)
+    """Draft tokens a step (MTP-3: 3)."""
+
+    slots: int = Field(64, ge=1, le=2**24)
+    """Conv-state slots in one layer's pool."""
+
+    layers: int = Field(4, ge=1, le=1024)
+    """GDN layers whose pools lie one behind the other."""
+
+    slots_per_request: int = Field(4, ge=1, le=65)
+    """Slots in a request's group in the grouped layout (1 + draft tokens in the seed's engine)."""
+
+    token_budget: int = Field(16384, ge=1, le=2**30)
+    """Token budget of a prefill step."""
+
+    batch_size: int = Field(32, ge=1, le=65536)
+    """Requests in a decode batch."""
+
+    conv_dim: int = Field(8192, ge=1, le=2**20)
+    """Channels of a conv-state row."""
+
+    element_bytes: int = Field(2, ge=1, le=8)
+    """Bytes an element of the conv state."""
+
+
+class Front(StrEnum):
+    """Work queued ahead of the status copy."""
+
+    NOTHING = "nothing"
+    STORE_ON_COPY_STREAM = "store_on_copy_stream"  #: one bulk D2H on the copy stream itself
+    STORE_ON_OTHER_STREAMS = "store_on_other_streams"  #: bulk D2H on two other streams
+    MATMUL = "matmul"  #: 16 streams x 10 square matmuls
+    PACK_AND_STORE = "pack_and_store"  #: a pack kernel and its store, on another stream
+    SPIN = "spin"  #: a spin kernel on the copy stream
+
+
+class Source(StrEnum):
+    """Where the copied tensor lives."""
+
+    ALLOCATOR = "allocator"  #: a fresh block every step
+    GRAPH_OUTPUT = "graph_output"  #: a graph's static output, replayed at once
+    GRAPH_OUTPUT_WAIT = "graph_output_wait"  #: the default stream waits on the copy, then replays
+
+
+class AllocatorBackend(StrEnum):
+    """PyTorch's allocator backend of a worker process."""
+
+    NATIVE = "native"
+    EXPANDABLE_SEGMENTS = "expandable_segments"
+    CUDA_MALLOC_ASYNC = "cuda_malloc_async"
+
+
+class DeviceChoice(StrEnum):
+    """Which device an experiment runs on."""
+
+    VIRTUAL = "virtual"
+    ACCELERATOR = "accelerator"
+
+
+class RaceSettings(Settings):
+    """Settings of the race micro-benchmark. One point = arm x process; see ``benchmarks.race``."""
+
+    device: DeviceChoice = DeviceChoice.VIRTUAL
+    """virtual (no GPU needed) or accelerator (CUDA or HIP)."""
+
+    device_profile: str = Field("MI355X", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Profile of the virtual device; ignored on an accelerator."""
+
+    trials: int = Field(40, ge=1, le=100_000)
+    """Trials of an arm in one process."""
+
+    processes: int = Field(5, ge=1, le=100)
+    """Processes an arm: the stream-to-queue mapping is drawn once a process."""
+
+    batch_size: int = Field(32, ge=1, le=65536)
+    """Requests in the decode batch of the main arms."""
+
+    batch_sizes: tuple[int, ...] = (1, 8, 32, 128, 512)
+    """Batch sizes of the batch arms."""
+
+    hardware_queues: tuple[int, ...] = (1, 2, 4, 8, 32)
+    """Values of the hardware-queue variable, beside its default."""
+
+    store_bytes: int = Field(256 * 2**20, ge=4096, le=2**36)
+    """Bytes of a bulk store."""
+
+    matmul_size: int = Field(4096, ge=16, le=65536)
+    """Rows and columns of the square matmuls."""
+
+    matmul_streams: int = Field(16, ge=1, le=32)
+    """Streams that run matmuls."""
+
+    matmuls_per_stream: int = Field(10, ge=1, le=1000)
+    """Matmuls on each of those streams."""
+
+    spin_seconds: float = Field(0.002, gt=0, le=10)
+    """Length of the spin kernel."""
+
+    only: tuple[str, ...] = ()
+    """Arms to run, by name or shell pattern; empty runs all."""
+
+    seed: int = Field(42, ge=0, le=2**32 - 1)
+    """Seed of the order of arms and of the virtual device's jitter."""
