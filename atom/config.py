@@ -207,3 +207,17 @@ class RaceSettings(Settings):
 
     seed: int = Field(42, ge=0, le=2**32 - 1)
     """Seed of the order of arms and of the virtual device's jitter."""
+
+
+class RaceMicrobenchmarkSettings(NotebookSettings, RaceSettings):
+    """Parameters of notebook 02: the race settings, and which recorded runs stand beside them."""
+
+    measured: tuple[str, ...] = ("data/runs",)
+    """Recorded hardware runs (run folders or parents of them) to show beside this run."""
+
+
+class SummarySettings(NotebookSettings):
+    """Parameters of notebook 00."""
+
+    results: str = ""
+    """Folder with the other notebooks' result files; empty means the profile's report folder."""
