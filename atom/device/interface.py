@@ -233,6 +233,34 @@ class Device(ABC):
         """Queue a kernel that does nothing for about ``seconds`` (it parks the stream)."""
 
     @abstractmethod
+    def traffic(
+        self,
+        nbytes: int,
+        direction: str,
+        *,
+        stream: Stream | None = None,
+        path: CopyPath = CopyPath.ENGINE,
+    ) -> None:
+        """Queue a bulk transfer whose bytes nobody reads: an offload store or load.
+
+        An accelerator copies between persistent buffers of its own; the virtual device takes the
+        time and the engine of such a copy but moves no bytes, so that a trial stays cheap.
+
+        Args:
+            nbytes: bytes to move, at least 1.
+            direction: ``"d2h"`` (a store) or ``"h2d"`` (a load).
+            stream: ``None`` means the default stream.
+            path: who moves the bytes.
+
+        Raises:
+            BadInput: an unknown direction or fewer than one byte.
+        """
+
+    @abstractmethod
+    def matmul(self, size: int, *, stream: Stream | None = None) -> None:
+        """Queue a ``size x size x size`` bfloat16 matmul on persistent operands of the device."""
+
+    @abstractmethod
     def capture(self) -> AbstractContextManager[Graph]:
         """``with device.capture() as graph:`` records the launches and copies of the block, made
         on the default stream, instead of running them. Allocations inside come from the graph's
