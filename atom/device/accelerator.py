@@ -1,0 +1,435 @@
+"""The seam over ``torch.cuda``: NVIDIA GPUs through CUDA and AMD GPUs through HIP.
+
+PyTorch keeps a current stream. Here it stays on one home stream (the default stream, or the
+capture stream inside :meth:`Accelerator.capture`), and a call for another stream switches to it
+and back with ``torch.cuda.set_stream``: the stream context manager costs several times more, and a
+status copy is made of few microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from atom.device import interface
+from atom.device.interface import CopyPath, Device, DeviceKind, DeviceProperties, Kernel, Scalar
+from atom.errors import BadInput, DeviceError, DeviceOutOfMemory, WrongDevice
+from atom.evidence import Evidence
+
+#: queue variable and its default, by kind
+QUEUE_VARIABLES = {
+    DeviceKind.CUDA: ("CUDA_DEVICE_MAX_CONNECTIONS", 8),
+    DeviceKind.HIP: ("GPU_MAX_HW_QUEUES", 4),
+}
+_VENDOR_WORDS = re.compile(
+    r"\b(nvidia|amd|instinct|geforce|radeon|graphics|tesla|quadro|pcie|sxm\d?)\b"
+)
+
+
+def machine_slug(device_name: str) -> str:
+    """Folder name of a machine, from its marketing name.
+
+    >>> machine_slug("NVIDIA H200"), machine_slug("AMD Instinct MI355X")
+    ('h200', 'mi355x')
+    """
+    words = _VENDOR_WORDS.sub(" ", device_name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "accelerator"
+
+
+class AcceleratorEvent:
+    """A ``torch.cuda.Event``."""
+
+    __slots__ = ("query", "raw", "synchronize")
+
+    def __init__(self, timing: bool) -> None:
+        self.raw = torch.cuda.Event(enable_timing=timing)
+        # bound once: a status copy queries and waits on its event every step
+        self.query = self.raw.query
+        self.synchronize = self.raw.synchronize
+
+    def record(self, stream: interface.Stream | None = None) -> None:
+        """Mark the present end of ``stream`` (``None``: the home stream)."""
+        self.raw.record(None if stream is None else _raw(stream))
+
+    def wait(self, stream: interface.Stream | None = None) -> None:
+        """Make ``stream`` wait for the latest record."""
+        self.raw.wait(None if stream is None else _raw(stream))
+
+    def elapsed_time(self, end: interface.Event) -> float:
+        """Milliseconds to ``end``."""
+        return float(self.raw.elapsed_time(_raw(end)))
+
+
+class AcceleratorStream:
+    """A ``torch.cuda.Stream``."""
+
+    __slots__ = ("query", "raw", "stream_id", "synchronize")
+
+    def __init__(self, raw: torch.cuda.Stream, default: bool) -> None:
+        self.raw = raw
+        self.stream_id = 0 if default else int(raw.stream_id)
+        self.query = raw.query
+        self.synchronize = raw.synchronize
+
+    def wait_event(self, event: interface.Event) -> None:
+        """Wait for the latest record of ``event``."""
+        self.raw.wait_event(_raw(event))
+
+    def wait_stream(self, stream: interface.Stream) -> None:
+        """Wait for everything queued on ``stream`` so far."""
+        self.raw.wait_stream(_raw(stream))
+
+    def record_event(self, event: interface.Event | None = None) -> interface.Event:
+        """Record ``event`` (a new one if ``None``) here and return it."""
+        marker = AcceleratorEvent(timing=False) if event is None else event
+        _raw(marker).record(self.raw)
+        return marker
+
+
+class AcceleratorGraph:
+    """A ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self, device: Accelerator, raw: torch.cuda.CUDAGraph) -> None:
+        self._device = device
+        self.raw = raw
+
+    def replay(self, stream: interface.Stream | None = None) -> None:
+        """Queue the captured work again."""
+        if stream is None:
+            self.raw.replay()
+        else:
+            with self._device.switched_to(stream):
+                self.raw.replay()
+
+
+class _HostMemory:
+    """Pinned memory as the CUDA array interface shows it; keeps the tensor alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class Accelerator(Device):
+    """One GPU of this host.
+
+    Args:
+        index: which of the visible devices.
+
+    Raises:
+        DeviceError: there is no usable device; says why.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        reason = why_no_accelerator()
+        if reason is not None:
+            raise DeviceError(f"no accelerator: {reason}")
+        if index >= torch.cuda.device_count():
+            raise DeviceError(
+                f"no accelerator {index}: {torch.cuda.device_count()} visible, counted from 0"
+            )
+        self.index = index
+        torch.cuda.set_device(index)
+        self.properties = accelerator_properties(index)
+        self.default_stream = AcceleratorStream(torch.cuda.default_stream(index), default=True)
+        self._home: torch.cuda.Stream = self.default_stream.raw
+        torch.cuda.set_stream(self._home)
+        self._torch_device = torch.device("cuda", index)
+        self._cycles_per_second: float | None = None
+        self._bulk: dict[str, tuple[Tensor, Tensor]] = {}
+        self._matrices: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    # -- streams and events
+
+    def new_stream(self, priority: int = 0) -> AcceleratorStream:
+        """A stream from PyTorch's pool: 32 a priority, then the first again."""
+        return AcceleratorStream(torch.cuda.Stream(self.index, priority=priority), default=False)
+
+    def new_event(self, timing: bool = False) -> AcceleratorEvent:
+        """An event."""
+        return AcceleratorEvent(timing)
+
+    def synchronize(self) -> None:
+        """Block the host until all work has run."""
+        torch.cuda.synchronize(self.index)
+
+    def host_seconds(self) -> float:
+        """``time.perf_counter``."""
+        return time.perf_counter()
+
+    @contextmanager
+    def switched_to(self, stream: interface.Stream | None) -> Iterator[None]:
+        """Make ``stream`` PyTorch's current stream, then go home."""
+        if stream is None or _raw(stream) == self._home:
+            yield
+            return
+        torch.cuda.set_stream(_raw(stream))
+        try:
+            yield
+        finally:
+            torch.cuda.set_stream(self._home)
+
+    # -- memory
+
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, *, stream: interface.Stream | None = None
+    ) -> Tensor:
+        """An uninitialised device tensor from PyTorch's caching allocator."""
+        try:
+            if stream is None or stream is self.default_stream:
+                return torch.empty(tuple(shape), dtype=dtype, device=self._torch_device)
+            with self.switched_to(stream):
+                return torch.empty(tuple(shape), dtype=dtype, device=self._torch_device)
+        except torch.cuda.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.index)
+            stats = self.memory_stats()
+            raise DeviceOutOfMemory(
+                f"{self.properties.name}: no room for shape {tuple(shape)} of {dtype}: "
+                f"{free:,} of {total:,} bytes free on the device; this process has reserved "
+                f"{stats.get('reserved_bytes.all.current', 0):,} and holds "
+                f"{stats.get('allocated_bytes.all.current', 0):,} in tensors. PyTorch: {error}"
+            ) from None
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised page-locked host tensor."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def mapped(self, pinned: Tensor) -> Tensor:
+        """A device tensor over the bytes of ``pinned``; it keeps ``pinned`` alive."""
+        if pinned.is_cuda:
+            return pinned
+        if not pinned.is_pinned() or not pinned.is_contiguous():
+            raise DeviceError("mapped: a contiguous pinned host tensor is needed")
+        alias = torch.as_tensor(_HostMemory(pinned), device=self._torch_device)
+        if alias.data_ptr() != pinned.data_ptr():
+            raise DeviceError("mapped: this runtime gave a copy in place of an alias")
+        return alias.view(pinned.dtype).view(pinned.shape)
+
+    def record_stream(self, tensor: Tensor, stream: interface.Stream) -> None:
+        """Tell the allocator that ``stream`` uses ``tensor``."""
+        tensor.record_stream(_raw(stream))
+
+    def memory_stats(self) -> dict[str, int]:
+        """``torch.cuda.memory_stats``."""
+        return dict(torch.cuda.memory_stats(self.index))
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        torch.cuda.empty_cache()
+
+    # -- work
+
+    def launch(
+        self,
+        kernel: Kernel,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        *,
+        scalars: tuple[Scalar, ...] = (),
+        stream: interface.Stream | None = None,
+        flops: float = 0.0,
+    ) -> None:
+        """Run the kernel's body with ``stream`` current."""
+        for tensor in writes:
+            if not tensor.is_cuda:
+                raise DeviceError(
+                    f"launch {kernel.name!r}: a host tensor is written; pass device.mapped(tensor)"
+                )
+        if stream is None or stream is self.default_stream:
+            kernel.body(tuple(reads), tuple(writes), *scalars)
+            return
+        torch.cuda.set_stream(_raw(stream))
+        try:
+            kernel.body(tuple(reads), tuple(writes), *scalars)
+        finally:
+            torch.cuda.set_stream(self._home)
+
+    def copy(
+        self,
+        target: Tensor,
+        source: Tensor,
+        *,
+        stream: interface.Stream | None = None,
+        path: CopyPath = CopyPath.ENGINE,
+    ) -> None:
+        """Queue a copy. ``KERNEL`` runs an elementwise kernel over mapped host memory."""
+        for tensor in (target, source):
+            if not tensor.is_cuda and not tensor.is_pinned():
+                raise DeviceError("copy: a pageable host tensor would block the host; pin it")
+        if path is CopyPath.KERNEL:
+            target, source = self._as_words(target), self._as_words(source)
+        home = stream is None or stream is self.default_stream
+        if not home:
+            torch.cuda.set_stream(_raw(stream))
+        try:
+            if path is CopyPath.KERNEL:
+                torch.bitwise_or(source, 0, out=target)
+            else:
+                target.copy_(source, non_blocking=True)
+        finally:
+            if not home:
+                torch.cuda.set_stream(self._home)
+
+    def _as_words(self, tensor: Tensor) -> Tensor:
+        flat = (tensor if tensor.is_cuda else self.mapped(tensor)).view(-1)
+        size = flat.numel() * flat.element_size()
+        aligned = size % 8 == 0 and flat.data_ptr() % 8 == 0
+        if aligned and (flat.storage_offset() * flat.element_size()) % 8 == 0:
+            return flat.view(torch.int64)
+        return flat.view(torch.uint8)
+
+    def traffic(
+        self,
+        nbytes: int,
+        direction: str,
+        *,
+        stream: interface.Stream | None = None,
+        path: CopyPath = CopyPath.ENGINE,
+    ) -> None:
+        """A bulk transfer between persistent buffers: ``direction`` is ``d2h`` or ``h2d``."""
+        if direction not in ("d2h", "h2d") or nbytes < 1:
+            raise BadInput(
+                f"traffic: direction 'd2h' or 'h2d' and at least 1 byte, got {direction!r}, {nbytes}"
+            )
+        buffers = self._bulk.get(direction)
+        if buffers is None or buffers[0].numel() < nbytes:
+            # the old pair may still be in use by queued work
+            self.synchronize()
+            buffers = (
+                torch.zeros(nbytes, dtype=torch.uint8, device=self._torch_device),
+                torch.zeros(nbytes, dtype=torch.uint8).pin_memory(),
+            )
+            self.synchronize()
+            self._bulk[direction] = buffers
+        on_device, on_host = buffers[0][:nbytes], buffers[1][:nbytes]
+        pair = (on_host, on_device) if direction == "d2h" else (on_device, on_host)
+        self.copy(*pair, stream=stream, path=path)
+
+    def matmul(self, size: int, *, stream: interface.Stream | None = None) -> None:
+        """A ``size`` x ``size`` x ``size`` bf16 matrix product on persistent operands."""
+        key = (size, 0 if stream is None else stream.stream_id)
+        operands = self._matrices.get(key)
+        if operands is None:
+            shared = next((held for (n, _), held in self._matrices.items() if n == size), None)
+            if shared is None:
+                generator = torch.Generator(self._torch_device).manual_seed(0)
+                left, right = (
+                    torch.randn(
+                        (size, size),
+                        dtype=torch.bfloat16,
+                        device=self._torch_device,
+                        generator=generator,
+                    )
+                    for _ in range(2)
+                )
+            else:
+                left, right = shared[0], shared[1]
+            operands = (left, right, torch.empty_like(left))
+            self.synchronize()
+            self._matrices[key] = operands
+        left, right, out = operands
+        with self.switched_to(stream):
+            torch.mm(left, right, out=out)
+
+    def spin(self, seconds: float, *, stream: interface.Stream | None = None) -> None:
+        """Park ``stream`` with PyTorch's spin kernel, calibrated once against event time."""
+        if self._cycles_per_second is None:
+            self._cycles_per_second = self._calibrate_spin()
+        with self.switched_to(stream):
+            torch.cuda._sleep(max(1, int(seconds * self._cycles_per_second)))
+
+    def _calibrate_spin(self) -> float:
+        cycles = 20_000_000
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # the first spin wakes the clocks up
+        torch.cuda._sleep(cycles)
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+        return cycles / (start.elapsed_time(end) / 1e3)
+
+    @contextmanager
+    def capture(self) -> Iterator[AcceleratorGraph]:
+        """Capture the block's work into a graph, on a capture stream of PyTorch's own."""
+        raw = torch.cuda.CUDAGraph()
+        previous = self._home
+        try:
+            with torch.cuda.graph(raw):
+                self._home = torch.cuda.current_stream(self.index)
+                yield AcceleratorGraph(self, raw)
+        finally:
+            self._home = previous
+
+
+def _raw(wrapper: object) -> torch.cuda.Stream | torch.cuda.Event:
+    raw = getattr(wrapper, "raw", None)
+    if not isinstance(raw, (torch.cuda.Stream, torch.cuda.Event)):
+        raise WrongDevice(f"{type(wrapper).__name__} does not belong to an accelerator")
+    return raw
+
+
+def why_no_accelerator() -> str | None:
+    """Why no accelerator can be used, or ``None`` if one can."""
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is a CPU build"
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
+    return f"torch {torch.__version__} was built for {build}, but sees no device or no driver"
+
+
+def accelerator_properties(index: int = 0) -> DeviceProperties:
+    """Properties of one visible device."""
+    kind = DeviceKind.HIP if torch.version.hip else DeviceKind.CUDA
+    runtime = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    raw = torch.cuda.get_device_properties(index)
+    variable, default = QUEUE_VARIABLES[kind]
+    setting = os.environ.get(variable, "")
+    return DeviceProperties(
+        name=raw.name,
+        kind=kind,
+        evidence=Evidence.MEASURED,
+        machine=machine_slug(raw.name),
+        memory_bytes=int(raw.total_memory),
+        hardware_queues=int(setting) if setting.isdigit() else default,
+        queue_variable=variable,
+        driver=driver_version(kind),
+        runtime=runtime,
+    )
+
+
+def driver_version(kind: DeviceKind) -> str | None:
+    """Version of the kernel driver, or ``None`` if it cannot be read."""
+    if kind is DeviceKind.HIP:
+        try:
+            with open("/sys/module/amdgpu/version", encoding="ascii") as file:
+                return file.read().strip()
+        except OSError:
+            return None
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    asked = subprocess.run(
+        [tool, "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    lines = asked.stdout.split()
+    return lines[0] if asked.returncode == 0 and lines else None
