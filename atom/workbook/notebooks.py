@@ -1,0 +1,112 @@
+"""The notebooks of this workbook: parameters, time budgets, profiles and order."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atom.config import (
+    FaultArithmeticSettings,
+    NotebookSettings,
+    RaceMicrobenchmarkSettings,
+    SummarySettings,
+)
+from atom.errors import BadInput
+
+
+@dataclass(frozen=True)
+class NotebookSpec:
+    """What the runner and the tests know of one notebook.
+
+    Attributes:
+        stem: file name in ``notebooks/`` without its suffix; its first two digits are its number.
+        title: short title, as the site's navigation shows it.
+        settings: class that validates its parameters; defaults equal those of its parameters cell.
+        budget_seconds: wall time on one core that a run of the ``ci`` profile may take.
+        profiles: parameters that a profile (``ci``, ``gpu``) sets before the user's own.
+        after: notebooks whose results it reads; they are executed first.
+        planned: registered for its budget, file not written yet.
+    """
+
+    stem: str
+    title: str
+    settings: type[NotebookSettings]
+    budget_seconds: int
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    planned: bool = False
+
+    @property
+    def number(self) -> str:
+        """Two digits, ``"00"`` to ``"07"``, as claims name their notebook."""
+        return self.stem[:2]
+
+
+_DEVICE_PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "ci": {"device": "virtual"},
+    "gpu": {"device": "accelerator"},
+}
+
+_SPECS = (
+    NotebookSpec("01_fault_arithmetic", "Fault arithmetic", FaultArithmeticSettings, 25),
+    NotebookSpec(
+        "02_race_microbenchmark",
+        "Race micro-benchmark",
+        RaceMicrobenchmarkSettings,
+        75,
+        profiles=_DEVICE_PROFILES,
+    ),
+    NotebookSpec("03_source_lifetime", "Source lifetime", NotebookSettings, 75, planned=True),
+    NotebookSpec("04_accuracy", "Accuracy", NotebookSettings, 45, planned=True),
+    NotebookSpec("05_throughput", "Throughput", NotebookSettings, 75, planned=True),
+    NotebookSpec("06_protocol_cost", "Protocol cost", NotebookSettings, 60, planned=True),
+    NotebookSpec("07_offload_capacity", "Offload capacity", NotebookSettings, 75, planned=True),
+)
+
+#: every notebook by stem, in reading order; the summary reads the results of all others
+NOTEBOOKS: dict[str, NotebookSpec] = {
+    spec.stem: spec
+    for spec in (
+        NotebookSpec(
+            "00_summary",
+            "Summary",
+            SummarySettings,
+            20,
+            after=tuple(spec.stem for spec in _SPECS),
+        ),
+        *_SPECS,
+    )
+}
+
+
+def find_notebook(name: str) -> NotebookSpec:
+    """The notebook that ``name`` means: a stem, a number (``02``), or a path of its file.
+
+    Raises:
+        BadInput: unknown or only planned; names the nearest one.
+    """
+    stem = name.rsplit("/", 1)[-1].removesuffix(".ipynb")
+    matches = [spec for spec in NOTEBOOKS.values() if stem in (spec.stem, spec.number)]
+    if not matches:
+        near = difflib.get_close_matches(stem, NOTEBOOKS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(NOTEBOOKS)
+        raise BadInput(f"no notebook '{name}'; {hint}")
+    if matches[0].planned:
+        raise BadInput(f"notebook '{matches[0].stem}' is planned and not written yet")
+    return matches[0]
+
+
+def execution_order(specs: Iterable[NotebookSpec]) -> list[NotebookSpec]:
+    """``specs`` sorted so that each stands behind all that it reads, else in reading order."""
+    rest = sorted(specs, key=lambda spec: spec.stem)
+    ordered: list[NotebookSpec] = []
+    while rest:
+        waiting = {spec.stem for spec in rest}
+        ready = next((spec for spec in rest if not waiting.intersection(spec.after)), None)
+        if ready is None:
+            raise BadInput("notebooks wait for each other in a circle: " + ", ".join(waiting))
+        ordered.append(ready)
+        rest.remove(ready)
+    return ordered
