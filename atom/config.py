@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atom.errors import BadInput
 
@@ -76,6 +76,8 @@ class Settings(BaseModel):
                 f"{shown}: expected a list, got {value!r} (papermill's -p passes plain values; "
                 f"pass a list with -y '{name}: [a, b]' or a -f FILE.yaml)"
             )
+        if not path:
+            return fault["msg"].removeprefix("Value error, ")
         message = fault["msg"][:1].lower() + fault["msg"][1:]
         field = cls.model_fields.get(name)
         about = f" ({field.description})" if field is not None and field.description else ""
@@ -107,11 +109,11 @@ class FaultArithmeticSettings(NotebookSettings):
     draft_tokens: int = Field(3, ge=0, le=64)
     """Draft tokens a step (MTP-3: 3)."""
 
-    slots: int = Field(64, ge=1, le=2**24)
-    """Conv-state slots in one layer's pool."""
+    slots: int = Field(64, ge=1, le=2**16)
+    """Conv-state slots in one layer's pool (not published)."""
 
     layers: int = Field(4, ge=1, le=1024)
-    """GDN layers whose pools lie one behind the other."""
+    """GDN layers whose pools lie one behind the other (not published)."""
 
     slots_per_request: int = Field(4, ge=1, le=65)
     """Slots in a request's group in the grouped layout (1 + draft tokens in the seed's engine)."""
@@ -127,6 +129,35 @@ class FaultArithmeticSettings(NotebookSettings):
 
     element_bytes: int = Field(2, ge=1, le=8)
     """Bytes an element of the conv state."""
+
+    logged_slot: int = Field(5, ge=0, le=2**16)
+    """State slot that the debug log printed beside the stale count."""
+
+    forced_mean_length: float = Field(2.32, ge=1, le=65)
+    """Mean accepted tokens a step that the load forced, the token that is always kept included."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.slots_per_request > self.slots:
+            raise ValueError(
+                f"slots_per_request {self.slots_per_request} is more than slots {self.slots}: no "
+                f"request fits into the pool; raise slots"
+            )
+        if self.logged_slot >= self.slots:
+            raise ValueError(
+                f"logged_slot {self.logged_slot} is not in a pool of {self.slots} slots; raise "
+                f"slots to {self.logged_slot + 1} or more"
+            )
+        taps = self.conv_width - 1
+        highest_bonus = max(self.bonus, self.token_budget, self.draft_tokens)
+        highest = (self.slots - 1) * (taps + self.draft_tokens) + highest_bonus + taps - 1
+        if self.faulting_row > highest:
+            raise ValueError(
+                f"faulting_row {self.faulting_row} cannot be reached: the last of {self.slots} "
+                f"slots, with a bonus of {highest_bonus} and the last of {taps} taps, reads row "
+                f"{highest}; raise slots or bonus, or lower faulting_row"
+            )
+        return self
 
 
 class Front(StrEnum):
