@@ -1,0 +1,227 @@
+"""The one place where the copy protocols differ.
+
+A transfer needs three edges: (a) the producer before the copy, (b) the copy before the host's read,
+(c) the copy before the source's bytes are written again. :meth:`CopyStrategy.send` makes (a), the
+receiver makes (b) by waiting on ``copy_done``, and :meth:`CopyStrategy.protect` is what a protocol
+does about (c).
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from atom.config import CopyProtocol
+from atom.device.interface import CopyPath, Device, Event, Stream
+from atom.errors import DeviceError
+from atom.model_engine.payload import Payload, PayloadLayout
+from atom.model_engine.pinned_ring import PinnedSlot
+
+
+class UnpatchedWarning(UserWarning):
+    """An engine part was made with the protocol that loses its copies' sources."""
+
+
+@dataclass
+class Lane:
+    """What transfers of one kind share.
+
+    Attributes:
+        device: where everything runs.
+        stream: the copy stream.
+        stage: gives a pinned slot of at least that many bytes that no reader and no writer uses.
+        producer_stream: the stream that writes the sources and owns their blocks.
+        copy_path: who moves the bytes.
+        producer_event: reused by every send: a wait takes the latest record at the time of the
+            call, so recording it again later does not move an earlier wait.
+    """
+
+    device: Device
+    stream: Stream
+    stage: Callable[[int], PinnedSlot]
+    producer_stream: Stream
+    copy_path: CopyPath
+    producer_event: Event
+
+    @classmethod
+    def make(
+        cls,
+        device: Device,
+        stream: Stream,
+        stage: Callable[[int], PinnedSlot],
+        copy_path: CopyPath = CopyPath.ENGINE,
+        producer_event: Event | None = None,
+    ) -> Lane:
+        """A lane whose producer is the default stream. Creates an event if none is given."""
+        event = device.new_event() if producer_event is None else producer_event
+        return cls(device, stream, stage, device.default_stream, copy_path, event)
+
+
+class Sent(NamedTuple):
+    """A queued transfer.
+
+    Attributes:
+        slots: pinned slots, one a payload.
+        copy_done: completes when all of them have landed.
+        source: what must stay referenced until ``copy_done`` was waited on, or ``None``.
+    """
+
+    slots: tuple[PinnedSlot, ...]
+    copy_done: Event
+    source: tuple[Payload, ...] | None
+
+
+class CopyStrategy:
+    """How one protocol allocates a payload, sends it and protects its source."""
+
+    protocol: ClassVar[CopyProtocol]
+    #: said once when an engine part starts with this protocol
+    caution: ClassVar[str | None] = None
+
+    def allocate(self, lane: Lane, layout: PayloadLayout, step: int) -> Payload:
+        """A fresh payload for the producer: a block of the caching allocator."""
+        raw = lane.device.empty((layout.total_bytes,), torch.uint8, stream=lane.producer_stream)
+        return Payload(layout, step, raw)
+
+    def send(self, lane: Lane, payloads: tuple[Payload, ...]) -> Sent:
+        """Queue the copies of ``payloads``, with one completion event for all of them."""
+        stream = lane.stream
+        lane.producer_event.record(lane.producer_stream)
+        stream.wait_event(lane.producer_event)
+        copy, stage, path = lane.device.copy, lane.stage, lane.copy_path
+        slots = []
+        for payload in payloads:
+            layout = payload.layout
+            slot = stage(layout.host_bytes)
+            copy(slot.target(layout), payload.copied, stream=stream, path=path)
+            slots.append(slot)
+        copy_done = slots[0].event
+        copy_done.record(stream)
+        return Sent(tuple(slots), copy_done, self.protect(lane, payloads, copy_done))
+
+    def protect(
+        self, lane: Lane, payloads: tuple[Payload, ...], copy_done: Event
+    ) -> tuple[Payload, ...] | None:
+        """Act for edge (c), and return what is kept beside ``copy_done`` (``None``: nothing)."""
+        raise NotImplementedError
+
+    def announce(self, who: str) -> None:
+        """Warn if this protocol is for experiments only."""
+        if self.caution is not None:
+            warnings.warn(f"{who}: {self.caution}", UnpatchedWarning, stacklevel=3)
+
+
+class Unpatched(CopyStrategy):
+    """Nothing is kept: the block is free as soon as the caller drops it."""
+
+    protocol = CopyProtocol.UNPATCHED
+    caution = (
+        "protocol 'unpatched' drops the source of every queued copy; the host may read the next "
+        "step's bytes. It is there for experiments only: use 'hold'."
+    )
+
+    def protect(
+        self, lane: Lane, payloads: tuple[Payload, ...], copy_done: Event
+    ) -> tuple[Payload, ...] | None:
+        """Keep nothing."""
+        return None
+
+
+class RecordStream(CopyStrategy):
+    """The allocator keeps a dropped block back until the copy stream has passed its free."""
+
+    protocol = CopyProtocol.RECORD_STREAM
+
+    def protect(
+        self, lane: Lane, payloads: tuple[Payload, ...], copy_done: Event
+    ) -> tuple[Payload, ...] | None:
+        """Tell the allocator of the copy stream; keep nothing."""
+        for payload in payloads:
+            lane.device.record_stream(payload.raw, lane.stream)
+        return None
+
+
+class Hold(CopyStrategy):
+    """The payloads stay referenced beside the event that their copy has anyway."""
+
+    protocol = CopyProtocol.HOLD
+
+    def protect(
+        self, lane: Lane, payloads: tuple[Payload, ...], copy_done: Event
+    ) -> tuple[Payload, ...] | None:
+        """Keep the payloads."""
+        return payloads
+
+
+class Blocking(CopyStrategy):
+    """The host waits for the copy inside the send."""
+
+    protocol = CopyProtocol.BLOCKING
+
+    def protect(
+        self, lane: Lane, payloads: tuple[Payload, ...], copy_done: Event
+    ) -> tuple[Payload, ...] | None:
+        """Wait; there is nothing to keep afterwards."""
+        copy_done.synchronize()
+        return None
+
+
+class ZeroCopy(CopyStrategy):
+    """The producing kernels write a pinned slot. The copy stream is not used at all."""
+
+    protocol = CopyProtocol.ZERO_COPY
+
+    def allocate(self, lane: Lane, layout: PayloadLayout, step: int) -> Payload:
+        """A payload over a reserved pinned slot; rows that stay on the device get a block there."""
+        slot = lane.stage(layout.host_bytes)
+        device = lane.device
+        rest = None
+        if layout.rest_shape is not None:
+            rest = device.empty(layout.rest_shape, layout.dtype, stream=lane.producer_stream)
+        alias = slot.alias(device)[: layout.host_bytes]
+        payload = Payload(layout, step, alias, rest=rest, slot=slot)
+        slot.reserved_by = weakref.ref(payload)
+        return payload
+
+    def send(self, lane: Lane, payloads: tuple[Payload, ...]) -> Sent:
+        """Record one event on the producer's stream.
+
+        Raises:
+            DeviceError: a payload does not alias a reserved slot (made elsewhere, or sent twice).
+        """
+        slots = []
+        for payload in payloads:
+            slot = payload.slot
+            if slot is None or slot.reserved_by is None or slot.reserved_by() is not payload:
+                raise DeviceError(
+                    f"{payload.layout.kind.label} of step {payload.step} has no reserved pinned "
+                    "slot: under zero_copy a payload comes from new_payload and is sent once"
+                )
+            slots.append(slot)
+        copy_done = slots[0].event
+        copy_done.record(lane.producer_stream)
+        for slot in slots:
+            slot.reserved_by = None
+        return Sent(tuple(slots), copy_done, self.protect(lane, payloads, copy_done))
+
+    def protect(
+        self, lane: Lane, payloads: tuple[Payload, ...], copy_done: Event
+    ) -> tuple[Payload, ...] | None:
+        """Keep the payloads: the pinned allocator's own events guard copies, not kernel writes."""
+        return payloads
+
+
+STRATEGIES: dict[CopyProtocol, CopyStrategy] = {
+    strategy.protocol: strategy
+    for strategy in (Unpatched(), RecordStream(), Hold(), Blocking(), ZeroCopy())
+}
+
+
+def held_payloads(sources: Sequence[tuple[Payload, ...] | None]) -> int:
+    """How many payloads the given sources keep alive."""
+    return sum(len(source) for source in sources if source is not None)
