@@ -235,8 +235,8 @@ class D2HQueue:
 class SpecStatusQueue(D2HQueue):
     """The rejection sampler's status rows, ``num_rejected`` and ``num_bonus``.
 
-    They are the first two rows of the verdict, a fresh tensor every step; its other rows stay on the
-    device. Takes the arguments of :class:`D2HQueue` except ``kind``.
+    They are the first two rows of the verdict, a fresh tensor every step; its other rows stay on
+    the device. Takes the arguments of :class:`D2HQueue` except ``kind``.
     """
 
     STATUS_ROWS = 2

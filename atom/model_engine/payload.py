@@ -9,9 +9,9 @@ The tag names the step and the kind of payload. Host code reads both tags after 
 the block was overwritten before the copy ran, at least one of them is not the expected one. This
 finds a stale count that is *in range*, which no bounds check can, and costs no synchronisation.
 
-``rest`` is for a tensor of which only the first rows go to the host: the rejection sampler's verdict
-keeps its status rows as ``data`` and its other rows as ``rest``, in the same block, so the copied
-range is one contiguous slice with a tag at each end.
+``rest`` is for a tensor of which only the first rows go to the host: the rejection sampler's
+verdict keeps its status rows as ``data`` and its other rows as ``rest``, in the same block, so the
+copied range is one contiguous slice with a tag at each end.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ def tag_fault(layout: PayloadLayout, step: int, first: int, last: int) -> str | 
     if found_first == found_last:
         return f"{label} carries {words(found_first)} where step {step} was expected ({detail})"
     return (
-        f"{label} carries {words(found_first)} in its first tag and {words(found_last)} in its last "
-        f"where step {step} was expected ({detail})"
+        f"{label} carries {words(found_first)} in its first tag and {words(found_last)} in its "
+        f"last where step {step} was expected ({detail})"
     )
 
 

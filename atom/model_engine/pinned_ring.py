@@ -1,8 +1,8 @@
 """Pinned host slots with reused events.
 
-A slot leaves the ring with :meth:`PinnedRing.acquire` and comes back with :meth:`PinnedRing.release`
-once its reader has copied the bytes out. A slot is never handed out while a reader still needs it or
-while queued device work may still write it.
+A slot leaves the ring with :meth:`PinnedRing.acquire` and comes back with
+:meth:`PinnedRing.release` once its reader has copied the bytes out. A slot is never handed out
+while a reader still needs it or while queued device work may still write it.
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ class EllRing:
         self._ell_oneoff_reserved: list[PinnedSlot] = []
         self._ell_pending: list[_Pending] = []
         self._ell_by_req: dict[int, int] = {}
+        self._ell_fault: str | None = None
 
     @property
     def protocol(self) -> CopyProtocol:
@@ -187,8 +188,7 @@ class EllRing:
         ]
 
     def _harvest(self) -> None:
-        """Move landed entries into the map. The first stale one raises after all were moved."""
-        first_fault = None
+        """Move landed entries into the map; keep the first stale one's fault for its reader."""
         waiting = []
         for entry in self._ell_pending:
             if not entry.copy_done.query():
@@ -197,13 +197,11 @@ class EllRing:
             if entry.layout.tagged:
                 fault = tag_fault(entry.layout, entry.step, *entry.slot.tags(entry.layout))
                 if fault is not None:
-                    first_fault = first_fault or fault
+                    self._ell_fault = self._ell_fault or fault
                     continue
             values = entry.slot.data(entry.layout).tolist()
             self._ell_by_req.update(zip(entry.req_ids, values, strict=True))
         self._ell_pending = waiting
-        if first_fault is not None:
-            raise stale_payload(first_fault)
 
     @property
     def ell_by_req(self) -> dict[int, int]:
@@ -213,6 +211,9 @@ class EllRing:
             StalePayload: a landed ``ell`` carries another step's tag; it is left out of the map.
         """
         self._harvest()
+        if self._ell_fault is not None:
+            fault, self._ell_fault = self._ell_fault, None
+            raise stale_payload(fault)
         return self._ell_by_req
 
     @ell_by_req.setter
@@ -220,6 +221,7 @@ class EllRing:
         """Replace the map and forget what is pending. No source is freed by that."""
         self._ell_by_req = values
         self._ell_pending = []
+        self._ell_fault = None
 
     def drain(self) -> None:
         """Wait for every copy, then drop all sources and one-off buffers.
