@@ -1,0 +1,200 @@
+"""Recorded runs and published tables, read through one validated loader.
+
+A run folder holds ``run.json`` (provenance, with the SHA-256 of each row file) and one CSV file a
+table. Every reader of rows comes through here, so that a damaged file is an error with a place and
+never a quietly wrong figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from pydantic import BaseModel
+
+from atom.errors import BadInput
+from atom.workbook.provenance import Provenance, collect_provenance, redact
+from atom.workbook.published_tables import load_published
+from atom.workbook.run_writer import RUN_FILE, RunWriter, read_points, read_provenance
+from atom.workbook.schemas import TABLES, row_models
+from atom.workbook.tables import parse_rows, sha256_of, shown_path, to_frame
+
+__all__ = [
+    "TABLES",
+    "Provenance",
+    "Run",
+    "RunWriter",
+    "check_folder",
+    "collect_provenance",
+    "load_published",
+    "load_run",
+    "load_runs",
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run.
+
+    Attributes:
+        path: its folder.
+        provenance: where it comes from.
+        tables: table name to rows; whole points only, also for a run that was killed.
+    """
+
+    path: Path
+    provenance: Provenance
+    tables: dict[str, pd.DataFrame]
+
+
+def load_run(path: str | Path) -> Run:
+    """Load and validate one run folder.
+
+    A run that never ended (killed, or still going) gives its finished points.
+
+    Raises:
+        BadInput: all faults, one a line, as ``file:line:column: what is wrong``.
+    """
+    folder = Path(path)
+    provenance = read_provenance(folder)
+    models = row_models(provenance.experiment)
+    rows: dict[str, list[BaseModel]]
+    if provenance.exit_state == "running":
+        points = read_points(folder, provenance.experiment)
+        rows = {
+            name: [row for _, tables in points for row in tables.get(name, ())] for name in models
+        }
+    else:
+        rows = _sealed_rows(folder, provenance)
+    return Run(folder, provenance, {name: to_frame(rows[name], models[name]) for name in models})
+
+
+def _sealed_rows(folder: Path, provenance: Provenance) -> dict[str, list[BaseModel]]:
+    models = row_models(provenance.experiment)
+    shown = shown_path(folder)
+    faults = [
+        f"{shown}/{file.name}: not listed in {RUN_FILE}"
+        for file in sorted(folder.glob("*.csv"))
+        if file.name not in provenance.files
+    ]
+    faults += [
+        f"{shown}/{RUN_FILE}:files: {name} is no table of experiment {provenance.experiment}"
+        for name in provenance.files
+        if name.removesuffix(".csv") not in models
+    ]
+    rows: dict[str, list[BaseModel]] = {}
+    for name, model in models.items():
+        file = folder / f"{name}.csv"
+        recorded = provenance.files.get(file.name)
+        if recorded is None:
+            faults.append(f"{shown}/{RUN_FILE}:files: {file.name} is missing")
+            continue
+        try:
+            content = file.read_bytes()
+            rows[name] = parse_rows(content.decode("utf-8"), model, f"{shown}/{file.name}")
+        except FileNotFoundError:
+            faults.append(f"{shown}/{file.name}: no such file")
+            continue
+        except (OSError, UnicodeDecodeError):
+            faults.append(f"{shown}/{file.name}: cannot be read as UTF-8 text")
+            continue
+        except BadInput as error:
+            faults.append(str(error))
+            continue
+        if len(rows[name]) != recorded.rows:
+            faults.append(
+                f"{shown}/{file.name}: {len(rows[name])} rows, but {RUN_FILE} says {recorded.rows}"
+            )
+        if sha256_of(content) != recorded.sha256:
+            faults.append(
+                f"{shown}/{file.name}: changed since the run ended (its SHA-256 differs from "
+                f"{RUN_FILE}); runs are never edited"
+            )
+    if faults:
+        raise BadInput("\n".join(faults))
+    return rows
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    if (folder / RUN_FILE).exists():
+        return [folder]
+    return sorted(file.parent for file in folder.rglob(RUN_FILE))
+
+
+def load_runs(folders: Sequence[str | Path], experiment: str) -> tuple[list[Run], list[str]]:
+    """Load every run of ``experiment`` below ``folders``.
+
+    Args:
+        folders: run folders or parents of them.
+        experiment: key of ``TABLES``.
+
+    Returns:
+        The runs, oldest first, and the problems: a damaged run is one of them and hides no other.
+    """
+    row_models(experiment)
+    runs: dict[Path, Run] = {}
+    problems: list[str] = []
+    for given in folders:
+        folder = Path(given)
+        if not folder.is_dir():
+            problems.append(f"{shown_path(folder)}: no such folder")
+            continue
+        for path in _run_folders(folder):
+            if path.resolve() in runs:
+                continue
+            try:
+                provenance = read_provenance(path)
+                if provenance.experiment == experiment:
+                    runs[path.resolve()] = load_run(path)
+            except BadInput as error:
+                problems.append(str(error))
+    return sorted(runs.values(), key=lambda run: run.provenance.run_id), problems
+
+
+def check_folder(path: str | Path) -> list[str]:
+    """Problems of a run folder, or of all runs below a folder; empty means none."""
+    folder = Path(path)
+    shown = shown_path(folder)
+    if not folder.is_dir():
+        return [f"{shown}: no such folder"]
+    paths = _run_folders(folder)
+    if not paths:
+        return [f"{shown}: holds no run (no {RUN_FILE} in it or below it)"]
+    problems: list[str] = []
+    seen: dict[str, Path] = {}
+    for run_path in paths:
+        try:
+            provenance = load_run(run_path).provenance
+        except BadInput as error:
+            problems.append(str(error))
+            continue
+        problems += _manners(run_path, provenance)
+        if provenance.run_id in seen:
+            other = shown_path(seen[provenance.run_id])
+            problems.append(f"{shown_path(run_path)}: the same run as {other}")
+        seen.setdefault(provenance.run_id, run_path)
+    return problems
+
+
+def _manners(path: Path, provenance: Provenance) -> list[str]:
+    """What a run must also satisfy before it is shared."""
+    file = f"{shown_path(path)}/{RUN_FILE}"
+    problems = []
+    resolved = path.resolve()
+    if resolved.name != provenance.run_id:
+        problems.append(f"{file}:run_id: {provenance.run_id}, but its folder is {resolved.name}")
+    if resolved.parent.name != provenance.machine:
+        problems.append(
+            f"{file}:machine: {provenance.machine}, but the folder above is {resolved.parent.name}"
+        )
+    if provenance.exit_state != "finished":
+        problems.append(
+            f"{file}:exit_state: {provenance.exit_state}; resume the sweep so that it finishes"
+        )
+    for name in ("settings", "environment", "facts", "error"):
+        value = getattr(provenance, name)
+        if redact(value) != value:
+            problems.append(f"{file}:{name}: holds a path or host name; remove it")
+    return problems

@@ -1,0 +1,28 @@
+"""Which tables each experiment records, and the row model of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from atom.benchmarks.race_rows import RaceRow, TimelineRow
+from atom.errors import BadInput
+
+#: experiment -> table -> row model; a run of the experiment has one CSV file a table
+TABLES: Mapping[str, Mapping[str, type[BaseModel]]] = {
+    "race": {"trials": RaceRow, "timeline": TimelineRow},
+}
+
+
+def row_models(experiment: str) -> Mapping[str, type[BaseModel]]:
+    """Tables of ``experiment``.
+
+    Raises:
+        BadInput: no such experiment.
+    """
+    try:
+        return TABLES[experiment]
+    except KeyError:
+        known = ", ".join(TABLES)
+        raise BadInput(f"no experiment {experiment!r}; known: {known}") from None
