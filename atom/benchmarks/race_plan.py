@@ -67,7 +67,7 @@ QUEUE_FRONTS = (
     Front.SPIN,
 )
 #: requests of the arm that is cut in the middle of its copy: long enough for a write to fall inside
-CUT_BATCH_SIZE = 65536 * 16
+CUT_BATCH_SIZE = 65536 * 4
 
 
 class NextStep(StrEnum):
@@ -382,9 +382,10 @@ def _cuts(settings: RaceSettings) -> list[Arm]:
                 "cut",
                 protocol,
                 False,
-                Front.NOTHING,
+                # A spin parks the copy until all work is queued: the write's delay counts from it.
+                Front.SPIN,
                 CopyPath.ENGINE,
-                _trials(settings, Front.NOTHING, 0.5),
+                _trials(settings, Front.SPIN, 0.5),
                 batch_size=CUT_BATCH_SIZE,
                 next_step=NextStep.MID_COPY,
             )

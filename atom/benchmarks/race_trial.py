@@ -1,0 +1,467 @@
+"""One trial of the race, on any device, through the engine's own status queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atom.benchmarks.race_plan import Arm, NextStep
+from atom.benchmarks.race_rows import Outcome
+from atom.config import CopyProtocol, Front, RaceSettings, Source
+from atom.device import CopyPath, Device, Kernel
+from atom.device.interface import Event, Graph, Stream
+from atom.errors import DeviceError
+from atom.model_engine.output_transfer import SpecStatusQueue
+from atom.model_engine.payload import Payload, PayloadKind, PayloadLayout, epoch_tag
+
+Bytes = NDArray[np.uint8]
+
+DRAFT_TOKENS = 3
+#: what the next step writes in every other trial: a prefill step's token budget, as in the log
+PREFILL_VALUE = 16384
+FEW_BYTES = 16
+STORE_STREAMS = 2
+#: bytes that a pack kernel gathers ahead of its store
+PACK_BYTES = 2**20
+
+
+def copy_words(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+    """Kernel body: copy by an elementwise kernel, without a temporary that could take a block."""
+    torch.bitwise_or(reads[0], 0, out=writes[0])
+
+
+FILL = Kernel("fill", copy_words)
+NEXT_WRITE = Kernel("next_write", copy_words)
+GRAPH_STEP = Kernel("graph_step", copy_words)
+PACK = Kernel("pack", copy_words, occupancy=0.25)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one lane did. Microseconds since this step's fill ended on the device."""
+
+    lane: str
+    label: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one trial showed.
+
+    Attributes:
+        outcome: told from the received bytes alone.
+        address_reused: whether the next step's tensor began at the source's address.
+        tag_caught: whether the epoch tags differ from this step's.
+        in_range: whether every received count is legal (0 to the number of draft tokens).
+        send_us: host time of the send.
+        receive_us: host time of the receive, its wait included.
+        spans: of a traced trial.
+    """
+
+    outcome: Outcome
+    address_reused: bool
+    tag_caught: bool
+    in_range: bool
+    send_us: float
+    receive_us: float
+    spans: tuple[Span, ...] = ()
+
+
+def classify(received: Bytes, this: Bytes, following: Bytes, offset: int = 0) -> Outcome:
+    """Tell from the bytes what the host received.
+
+    Bytes in which both steps agree say nothing and are left out.
+
+    Args:
+        received: uint8 ``[n]``, what landed.
+        this: uint8 ``[n]``, what this step wrote.
+        following: uint8 ``[m]``, what the next step wrote.
+        offset: where ``following`` begins, in bytes after the source's first byte; may be negative.
+
+    Raises:
+        DeviceError: a byte belongs to neither step: the copy ran before the producer, or was read
+            before its end, or the two steps agree everywhere.
+    """
+    begin, end = max(offset, 0), min(offset + following.size, this.size)
+    after = this.copy()
+    if end > begin:
+        after[begin:end] = following[begin - offset : end - offset]
+    telling = this != after
+    is_next = telling & (received == after)
+    foreign = (received != this) & ~is_next
+    if foreign.any():
+        place = int(np.flatnonzero(foreign)[0])
+        raise DeviceError(
+            f"byte {place} of {this.size} is {int(received[place])}: neither this step's "
+            f"{int(this[place])} nor the next step's {int(after[place])}. The copy ran before its "
+            "producer, or the host read before the copy ended"
+        )
+    if end > begin and not telling.any():
+        raise DeviceError("both steps wrote the same bytes: nothing can be told from them")
+    found = int(is_next.sum())
+    if not found:
+        return Outcome.CLEAN
+    if found < int(telling.sum()):
+        return Outcome.TORN
+    return Outcome.OVERWRITTEN if (begin, end) == (0, this.size) else Outcome.PARTIAL
+
+
+class TrialBench:
+    """Streams, buffers and graphs of one process, and the trials that use them.
+
+    Args:
+        device: freshly opened.
+        settings: sizes of what goes in front.
+        seed: of the payloads' contents.
+        streams_before: streams that exist before the copy stream, as other libraries' do. It moves
+            the copy stream over the hardware queues from process to process.
+    """
+
+    def __init__(
+        self, device: Device, settings: RaceSettings, seed: int, streams_before: int = 0
+    ) -> None:
+        self.device = device
+        self.settings = settings
+        self._random = np.random.default_rng(seed)
+        self._others = [device.new_stream() for _ in range(streams_before)]
+        self.copy_stream = device.new_stream()
+        self._store_streams = [device.new_stream() for _ in range(STORE_STREAMS)]
+        self._matmul_streams = [device.new_stream() for _ in range(settings.matmul_streams)]
+        self._pack_stream = device.new_stream()
+        self._pack: tuple[Tensor, Tensor] | None = None
+        self._queues: dict[tuple[CopyProtocol, CopyPath], SpecStatusQueue] = {}
+        self._contents: dict[int, tuple[Tensor, Tensor]] = {}
+        self._graphs: dict[int, tuple[Graph, Tensor, Tensor]] = {}
+        self._half_copy_seconds: dict[int, float] = {}
+        self._step = 0
+
+    @property
+    def shares_default_queue(self) -> bool | None:
+        """Whether the copy stream has the default stream's hardware queue; ``None``: unknown."""
+        queue_of = getattr(self.device, "hardware_queue", None)
+        if queue_of is None:
+            return None
+        return bool(queue_of(self.copy_stream) == queue_of(self.device.default_stream))
+
+    def sizes(self, arm: Arm) -> tuple[int, int]:
+        """Bytes of an arm's source, tags included, and of its next step's tensor."""
+        layout = self._queue(arm).layout((2, arm.batch_size), torch.int32)
+        return layout.host_bytes, _next_bytes(arm, layout)
+
+    def warm_up(self, arm: Arm) -> None:
+        """One trial that nobody counts: it compiles, pins, captures and calibrates."""
+        if arm.next_step is NextStep.MID_COPY:
+            self._calibrate(arm)
+        self.run(arm)
+
+    def run(self, arm: Arm, *, traced: bool = False) -> Trial:
+        """Run one trial. All work of earlier trials has ended, all of this one's ends in here.
+
+        Args:
+            arm: what to run.
+            traced: also record when things ran. The events for that are queued too, so traced
+                trials are not counted.
+
+        Raises:
+            DeviceError: bytes of neither step arrived.
+        """
+        device = self.device
+        self._step += 1
+        queue = self._queue(arm)
+        layout = queue.layout((2, arm.batch_size), torch.int32)
+        this, following = self._write_contents(layout, self._step)
+        following = following[: _next_bytes(arm, layout)]
+        this_on_device, next_on_device = self._upload(this, following)
+        trace = _Trace(device) if traced else None
+        if arm.source is Source.ALLOCATOR:
+            trial = self._allocator_trial(arm, queue, layout, this_on_device, next_on_device, trace)
+        else:
+            trial = self._graph_trial(arm, queue, layout, this_on_device, next_on_device, trace)
+        address_reused, offset, send_us, receive_us, raw, tag_ok = trial
+        outcome = classify(raw, this, following, offset)
+        counts = layout.data(torch.from_numpy(raw))
+        in_range = bool(((counts >= 0) & (counts <= DRAFT_TOKENS)).all())
+        device.synchronize()
+        spans = () if trace is None else trace.spans()
+        return Trial(outcome, address_reused, not tag_ok, in_range, send_us, receive_us, spans)
+
+    def close(self) -> None:
+        """Wait for everything and drop what the bench holds."""
+        self.device.synchronize()
+        self._graphs.clear()
+        self._queues.clear()
+        self._contents.clear()
+        self._pack = None
+
+    # -- the two kinds of source
+
+    def _allocator_trial(
+        self,
+        arm: Arm,
+        queue: SpecStatusQueue,
+        layout: PayloadLayout,
+        this: Tensor,
+        following: Tensor,
+        trace: _Trace | None,
+    ) -> tuple[bool, int, float, float, Bytes, bool]:
+        device = self.device
+        payload = queue.new_verdict(self._step, arm.batch_size)
+        source_address = device.address(payload.raw)
+        on_device = payload.slot is None
+        if trace is not None:
+            trace.mark("default", "fill", device.default_stream)
+        device.launch(FILL, (self._data(this, layout),), (payload.data,))
+        payload.stamp(device)
+        if trace is not None:
+            trace.mark("default", "", device.default_stream)
+        self._queue_front(arm, trace)
+        front_done = self.copy_stream.record_event()
+        if trace is not None:
+            trace.mark("copy", "copy", self.copy_stream)
+        began = device.host_seconds()
+        queue.send(payload)
+        send_us = (device.host_seconds() - began) * 1e6
+        if trace is not None:
+            trace.mark("copy", "", self.copy_stream)
+        # The last reference of this function: what lives on is the protocol's business.
+        del payload
+        tensor = device.empty((following.numel(),), torch.uint8)
+        offset = device.address(tensor) - source_address
+        if arm.next_step is NextStep.MID_COPY:
+            device.default_stream.wait_event(front_done)
+            device.spin(self._half_copy_seconds[arm.batch_size])
+        self._write_next(tensor, following, trace)
+        began = device.host_seconds()
+        received = queue.receive_raw()
+        receive_us = (device.host_seconds() - began) * 1e6
+        if not on_device:
+            # The source was a host slot: no device tensor can lie on it.
+            offset = layout.total_bytes
+        reused = on_device and offset == 0
+        return reused, offset, send_us, receive_us, received.raw.numpy(), bool(received.tag_ok)
+
+    def _graph_trial(
+        self,
+        arm: Arm,
+        queue: SpecStatusQueue,
+        layout: PayloadLayout,
+        this: Tensor,
+        following: Tensor,
+        trace: _Trace | None,
+    ) -> tuple[bool, int, float, float, Bytes, bool]:
+        device = self.device
+        graph, inputs, static = self._graph(layout)
+        payload = Payload(layout, self._step, static)
+        device.launch(FILL, (this,), (inputs,))
+        if trace is not None:
+            trace.mark("default", "fill", device.default_stream)
+        graph.replay()
+        if trace is not None:
+            trace.mark("default", "", device.default_stream)
+        self._queue_front(arm, trace)
+        if trace is not None:
+            trace.mark("copy", "copy", self.copy_stream)
+        began = device.host_seconds()
+        copy_done = queue.send(payload)
+        send_us = (device.host_seconds() - began) * 1e6
+        if trace is not None:
+            trace.mark("copy", "", self.copy_stream)
+        del payload
+        device.launch(FILL, (following,), (inputs,))
+        if arm.source is Source.GRAPH_OUTPUT_WAIT:
+            device.default_stream.wait_event(copy_done)
+        if trace is not None:
+            trace.mark("default", "next write", device.default_stream)
+        graph.replay()
+        if trace is not None:
+            trace.mark("default", "", device.default_stream)
+        began = device.host_seconds()
+        received = queue.receive_raw()
+        receive_us = (device.host_seconds() - began) * 1e6
+        return True, 0, send_us, receive_us, received.raw.numpy(), bool(received.tag_ok)
+
+    def _write_next(self, tensor: Tensor, following: Tensor, trace: _Trace | None) -> None:
+        if trace is not None:
+            trace.mark("default", "next write", self.device.default_stream)
+        self.device.launch(NEXT_WRITE, (following,), (tensor,))
+        if trace is not None:
+            trace.mark("default", "", self.device.default_stream)
+
+    # -- what goes in front
+
+    def _queue_front(self, arm: Arm, trace: _Trace | None) -> None:
+        device, settings = self.device, self.settings
+        lanes: list[tuple[str, Stream]] = []
+        match arm.front:
+            case Front.NOTHING:
+                return
+            case Front.STORE_ON_COPY_STREAM | Front.SPIN:
+                lanes = [("copy", self.copy_stream)]
+            case Front.STORE_ON_OTHER_STREAMS:
+                lanes = [(f"front {n}", s) for n, s in enumerate(self._store_streams)]
+            case Front.MATMUL:
+                lanes = [(f"front {n}", s) for n, s in enumerate(self._matmul_streams)]
+            case Front.PACK_AND_STORE:
+                lanes = [("front 0", self._pack_stream)]
+        if trace is not None:
+            for lane, stream in lanes:
+                trace.mark(lane, "front", stream)
+        for _, stream in lanes:
+            if arm.front is Front.SPIN:
+                device.spin(settings.spin_seconds, stream=stream)
+            elif arm.front is Front.MATMUL:
+                for _ in range(settings.matmuls_per_stream):
+                    device.matmul(settings.matmul_size, stream=stream)
+            else:
+                if arm.front is Front.PACK_AND_STORE:
+                    gathered, rows = self._pack_buffers()
+                    device.launch(PACK, (rows,), (gathered,), stream=stream)
+                device.traffic(settings.store_bytes, "d2h", stream=stream)
+        if trace is not None:
+            for lane, stream in lanes:
+                trace.mark(lane, "", stream)
+
+    def _pack_buffers(self) -> tuple[Tensor, Tensor]:
+        if self._pack is None:
+            gathered, rows = (self.device.empty((PACK_BYTES,), torch.uint8) for _ in range(2))
+            self._pack = gathered, rows
+        return self._pack
+
+    # -- contents
+
+    def _write_contents(self, layout: PayloadLayout, step: int) -> tuple[Bytes, Bytes]:
+        """This step's bytes, and the next step's: alternately a prefill step's or a verdict's.
+
+        A stale prefill value is out of range; a stale verdict is in range, and only a tag tells.
+        """
+        this = np.zeros(layout.host_bytes, np.uint8)
+        following = np.zeros(layout.host_bytes, np.uint8)
+        batch = layout.shape[1]
+        bonus = self._random.integers(0, DRAFT_TOKENS + 1, batch, dtype=np.int32)
+        _fill_status(this, layout, step, bonus)
+        if step % 2:
+            following[:] = np.frombuffer(
+                np.full(layout.host_bytes // 4, PREFILL_VALUE, np.int32).tobytes(), np.uint8
+            )
+        else:
+            _fill_status(following, layout, step + 1, (bonus + 1) % (DRAFT_TOKENS + 1))
+        return this, following
+
+    def _upload(self, this: Bytes, following: Bytes) -> tuple[Tensor, Tensor]:
+        size = this.size
+        held = self._contents.get(size)
+        if held is None:
+            held = (
+                self.device.pinned((2, size), torch.uint8),
+                self.device.empty((2, size), torch.uint8),
+            )
+            self._contents[size] = held
+        on_host, on_device = held
+        on_host[0].numpy()[:] = this
+        on_host[1].numpy()[: following.size] = following
+        self.device.copy(on_device, on_host)
+        self.device.synchronize()
+        return on_device[0], on_device[1][: following.size]
+
+    def _data(self, raw: Tensor, layout: PayloadLayout) -> Tensor:
+        return layout.data(raw)
+
+    def _queue(self, arm: Arm) -> SpecStatusQueue:
+        key = (arm.protocol, arm.copy_path)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = SpecStatusQueue(
+                self.device, self.copy_stream, arm.protocol, copy_path=arm.copy_path
+            )
+            self._queues[key] = queue
+        return queue
+
+    def _graph(self, layout: PayloadLayout) -> tuple[Graph, Tensor, Tensor]:
+        held = self._graphs.get(layout.host_bytes)
+        if held is None:
+            device = self.device
+            inputs = device.empty((layout.host_bytes,), torch.uint8)
+            # Run the kernel once before capture: a first run may load code, which capture refuses.
+            static = device.empty((layout.host_bytes,), torch.uint8)
+            device.launch(GRAPH_STEP, (inputs,), (static,))
+            device.synchronize()
+            with device.capture() as graph:
+                static = device.empty((layout.host_bytes,), torch.uint8)
+                device.launch(GRAPH_STEP, (inputs,), (static,))
+            held = graph, inputs, static
+            self._graphs[layout.host_bytes] = held
+        return held
+
+    def _calibrate(self, arm: Arm) -> None:
+        """Time the arm's copy once, so that a write can be put into its middle."""
+        device = self.device
+        size, _ = self.sizes(arm)
+        source, target = device.empty((size,), torch.uint8), device.pinned((size,), torch.uint8)
+        for _ in range(2):
+            start, end = device.new_event(timing=True), device.new_event(timing=True)
+            start.record(self.copy_stream)
+            device.copy(target, source, stream=self.copy_stream, path=arm.copy_path)
+            end.record(self.copy_stream)
+            device.synchronize()
+            self._half_copy_seconds[arm.batch_size] = start.elapsed_time(end) / 2e3
+
+
+class _Trace:
+    """Timing events of one trial, by lane. A mark ends the lane's open span and may begin one."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, str, Event]] = []
+
+    def mark(self, lane: str, label: str, stream: Stream) -> None:
+        """Record an event on ``stream``; an empty ``label`` only ends what is open."""
+        event = self._device.new_event(timing=True)
+        event.record(stream)
+        self._marks.append((lane, label, event))
+
+    def spans(self) -> tuple[Span, ...]:
+        """The spans, relative to the end of the fill. The device has been waited on."""
+        zero = next(
+            marks[1]
+            for marks in [[m[2] for m in self._marks if m[0] == "default"]]
+            if len(marks) > 1
+        )
+        spans = []
+        open_spans: dict[str, tuple[str, float]] = {}
+        for lane, label, event in self._marks:
+            at = _microseconds(zero, event)
+            begun = open_spans.pop(lane, None)
+            if begun is not None:
+                spans.append(Span(lane, begun[0], begun[1], max(at, begun[1])))
+            if label:
+                open_spans[lane] = (label, at)
+        return tuple(spans)
+
+
+def _microseconds(start: Event, end: Event) -> float:
+    return round(start.elapsed_time(end) * 1e3, 3)
+
+
+def _next_bytes(arm: Arm, layout: PayloadLayout) -> int:
+    match arm.next_step:
+        case NextStep.HALF:
+            return max(8, layout.total_bytes // 2)
+        case NextStep.FEW:
+            return FEW_BYTES
+        case _:
+            return layout.total_bytes
+
+
+def _fill_status(raw: Bytes, layout: PayloadLayout, step: int, bonus: NDArray[np.int32]) -> None:
+    view = torch.from_numpy(raw)
+    data = layout.data(view).numpy()
+    data[0] = DRAFT_TOKENS - bonus
+    data[1] = bonus
+    layout.tags(view).fill_(epoch_tag(step, PayloadKind.SPEC_STATUS))
