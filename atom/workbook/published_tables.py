@@ -103,11 +103,21 @@ class CrashRow(PublishedRow):
     runs: int = Field(ge=1)
     outcome: Literal["crashed", "caught", "completed", "not named"]
     """``caught``: the debug check saw the bad count; whether it crashed is not told."""
-    minutes_in: float | None = Field(gt=0)
-    minutes_basis: Literal["stated", "about", "range end", "planned"] | None
-    """``range end``: known only to lie in the stated range of 13 to 54."""
+    minutes_low: float | None = Field(gt=0)
+    minutes_high: float | None = Field(gt=0)
+    minutes_basis: Literal["stated", "about", "range of all crashes", "planned"] | None
     throughput_tok_s_per_gpu_about: float | None = Field(gt=0)
     source_place: str
+    note: str | None
+
+    @model_validator(mode="after")
+    def _minutes(self) -> Self:
+        given = [self.minutes_low is None, self.minutes_high is None, self.minutes_basis is None]
+        if len(set(given)) > 1:
+            raise ValueError("minutes_low, minutes_high and minutes_basis are given together")
+        if (self.minutes_low or 0) > (self.minutes_high or 0):
+            raise ValueError("the range of minutes ends before it begins")
+        return self
 
 
 class Gsm8kRow(PublishedRow):
@@ -186,7 +196,6 @@ class CopySourceRow(PublishedRow):
     own_event: bool
     """Whether its copy has an event that no other source shares."""
     in_summary: bool
-    in_review_list: bool
     in_first_gpu_test: bool
     in_second_gpu_test: bool
 
