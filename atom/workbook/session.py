@@ -30,6 +30,7 @@ from atom.config import DeviceChoice, NotebookSettings
 from atom.errors import AtomError, BadInput, ClaimFell
 from atom.evidence import Evidence
 from atom.workbook.notebooks import NOTEBOOKS, NotebookSpec
+from atom.workbook.results import RESULT_MIME
 from atom.workbook.source_version import source_version
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from atom.workbook.claims import Claim, Settled
 
-#: MIME type of a notebook's result, an output of its last cell
-RESULT_MIME = "application/vnd.atom.result+json"
 
 #: environment variable by which the runner tells a kernel its report folder
 REPORT_FOLDER_VARIABLE = "ATOM_REPORT_FOLDER"
@@ -171,7 +170,7 @@ class Book:
                 f"claim {key} was settled before in this notebook; a claim has one verdict"
             )
         anchor = f"claim-{claim_id}-{kind}"
-        settled = claims.judge(claim, kind, **arguments).model_copy(update={"cell": anchor})
+        settled = claims.judge(claim, kind, **arguments, cell=anchor)
         self._settled[key] = settled
         _display_html(
             f'<div class="atom-verdict" id="{anchor}">{_badge(settled.verdict, "verdict")} '

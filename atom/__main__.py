@@ -1,0 +1,184 @@
+"""``python -m atom``: run notebooks, sweep an experiment, build reports, check records."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from atom.errors import AtomError
+
+# nothing heavy is imported here: --help and a run without changes answer at once
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_ROOT = Path(__file__).resolve().parents[1]
+
+_EPILOG = """\
+examples
+  python -m atom run                             every notebook on the virtual device, then the site
+  python -m atom run 01 -p bonus 3               one notebook with another parameter
+  python -m atom run 02 --profile gpu            the race micro-benchmark on this machine's GPU
+  python -m atom sweep race --quick              60 seconds of the race sweep on this machine's GPU
+  python -m atom records check data/runs/h200    validate recorded runs
+  python -m atom devices                         what this machine can run on
+
+exit codes: 0 fine, 1 a claim fell, 2 bad input, 3 a notebook or a device failed
+"""
+_RUN_EPILOG = """\
+examples
+  python -m atom run                                    all notebooks, profile ci
+  python -m atom run 02 -p trials 20 -p batch_sizes '[1, 32]'
+  python -m atom run 02 -f my_settings.yaml --out reports/trial
+  python -m atom run --profile gpu                      on the accelerator, into reports/<machine>/
+  python -m atom run --profile h200 -p records '[data/runs/h200]'
+                                                        recorded rows analysed again, without a GPU
+
+A value is read as YAML: 3, 0.5, true, [1, 2], text. Names, types and ranges are checked before
+anything starts. A notebook whose inputs did not change is not executed again (--force does).
+"""
+_REPORT_EPILOG = """\
+examples
+  python -m atom report                                 build reports/ci/index.html again
+  python -m atom report --accept mech-01/simulated --reason "queue profile corrected"
+  python -m atom report --profile h200 --accept 'race-*' --reason "first recorded sweep"
+
+An accepted verdict is the one in the latest results; later runs fail if they do worse.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (0, 1, 2, 3; 130 when interrupted)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser(with_sweep=words[:1] == ["sweep"]).parse_args(words)
+    try:
+        return int(options.run(options))
+    except AtomError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt as interrupt:
+        print(f"\n{interrupt or 'stopped'}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader of our output went away (| head)
+        sys.stderr.close()
+        return 0
+
+
+def build_parser(*, with_sweep: bool = True) -> argparse.ArgumentParser:
+    """The command line. The options of ``sweep`` come from a module that takes time to load."""
+    parser = _parser(None, "python -m atom", __doc__ or "", _EPILOG)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_sweep(commands, with_sweep)
+    _add_report(commands)
+    _add_records(commands)
+    devices = _parser(commands, "devices", "list the devices of this machine", "")
+    devices.set_defaults(run=_devices)
+    return parser
+
+
+def _parser(
+    commands: _Commands | None,
+    name: str,
+    about: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    shape = argparse.RawDescriptionHelpFormatter
+    if commands is None:
+        return argparse.ArgumentParser(
+            prog=name, description=about, epilog=epilog, formatter_class=shape
+        )
+    return commands.add_parser(
+        name, help=about, description=about, epilog=epilog, formatter_class=shape
+    )
+
+
+def _add_run(commands: _Commands) -> None:
+    run = _parser(commands, "run", "execute notebooks and build the site", _RUN_EPILOG)
+    run.add_argument(
+        "notebooks",
+        nargs="*",
+        metavar="NOTEBOOK",
+        help="number (02), name or path; default: all that are written",
+    )
+    run.add_argument(
+        "--profile",
+        default="ci",
+        help="ci: virtual device (default); gpu: this machine's accelerator; or the name of a "
+        "machine whose recorded runs are analysed again",
+    )
+    run.add_argument(
+        "-p",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        dest="parameters",
+        help="set a parameter in every selected notebook that has it; may be repeated",
+    )
+    run.add_argument("-f", dest="file", metavar="FILE.yaml", help="parameters from a YAML file")
+    run.add_argument("--out", metavar="DIR", help="report folder (default: reports/<profile>)")
+    run.add_argument(
+        "--jobs", type=int, default=2, help="notebooks at a time, one core each (default: 2)"
+    )
+    run.add_argument("--force", action="store_true", help="execute also what did not change")
+    run.set_defaults(run=_run)
+
+
+def _add_sweep(commands: _Commands, with_options: bool) -> None:
+    sweep = _parser(commands, "sweep", "run one experiment and record its rows", "")
+    if with_options:
+        from atom.workbook import sweeps
+
+        sweeps.add_arguments(sweep)
+        sweep.set_defaults(run=sweeps.run)
+
+
+def _add_report(commands: _Commands) -> None:
+    about = "build the site from executed notebooks, or accept a verdict"
+    report = _parser(commands, "report", about, _REPORT_EPILOG)
+    report.add_argument("--profile", default="ci", help="ci (default) or a machine, e.g. h200")
+    report.add_argument("--out", metavar="DIR", help="report folder (default: reports/<profile>)")
+    report.add_argument(
+        "--accept", metavar="CLAIM", help="claim/evidence, claim, or a pattern such as 'mech-*'"
+    )
+    report.add_argument("--reason", metavar="TEXT", help="why the verdict is right")
+    report.set_defaults(run=_report)
+
+
+def _add_records(commands: _Commands) -> None:
+    records = _parser(commands, "records", "work with recorded runs", "")
+    actions = records.add_subparsers(metavar="ACTION", required=True)
+    check = _parser(actions, "check", "validate a folder of recorded runs", "")
+    check.add_argument("folder", metavar="DIR", help="a run folder, or a parent of run folders")
+    check.set_defaults(run=_records_check)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from atom.workbook.commands import run
+
+    return run(options, _ROOT)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from atom.workbook.commands import report
+
+    return report(options, _ROOT)
+
+
+def _records_check(options: argparse.Namespace) -> int:
+    from atom.workbook.records_cli import check
+
+    return check(options.folder)
+
+
+def _devices(options: argparse.Namespace) -> int:
+    from atom.workbook.commands import devices
+
+    return devices()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The commands ``run``, ``report`` and ``devices``: what they do and what they print."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from atom.errors import BadInput
+from atom.workbook.parameters import read_given, resolve_target
+from atom.workbook.results import count_verdicts, load_result
+from atom.workbook.runner import RunReport, run_notebooks, select
+
+
+def run(options: Namespace, root: Path) -> int:
+    """Execute notebooks, build the site, print a table of what was found.
+
+    Args:
+        options: parsed command line of ``python -m atom run``.
+        root: the checkout.
+
+    Returns:
+        Exit code: 0, 1 (a claim fell), 2 (bad input) or 3 (a notebook failed).
+    """
+    given = read_given(options.parameters, options.file)
+    specs = select(options.notebooks, root)
+    target = resolve_target(options.profile, options.out, root)
+    report = run_notebooks(specs, given, target, root, jobs=options.jobs, force=options.force)
+    for stem, execution in report.executions.items():
+        if execution.message:
+            print(f"\n{stem}: {execution.state}\n{execution.message}", file=sys.stderr)
+    index = _build(target.folder, target.profile, fresh=not report.executed)
+    if not report.executed:
+        print("nothing changed, nothing executed (--force executes all)")
+    print(run_table(report, target.folder))
+    print(_shown(index, root))
+    return report.exit_code
+
+
+def _build(folder: Path, profile: str, *, fresh: bool) -> Path:
+    """Build the site unless nothing was executed and it is complete."""
+    from atom.workbook.notebooks import NOTEBOOKS
+
+    pages = [stem for stem in NOTEBOOKS if (folder / f"{stem}.ipynb").is_file()]
+    if fresh and all((folder / f"{stem}.html").is_file() for stem in ("index", *pages)):
+        return folder / "index.html"
+    from atom.workbook.site import build_site
+
+    return build_site(folder, profile)
+
+
+def run_table(report: RunReport, folder: Path) -> str:
+    """Notebook, seconds, budget and claims by verdict, as aligned text.
+
+    Args:
+        report: of the run.
+        folder: report folder, for the results.
+    """
+    rows = [("notebook", "seconds", "budget", "claims by verdict")]
+    for stem, execution in sorted(report.executions.items()):
+        result = load_result(folder, stem) if execution.state in ("finished", "fell") else None
+        counts = count_verdicts(result["verdicts"] if result else ())
+        claims = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none"
+        if execution.state != "finished":
+            claims = f"{execution.state.upper()}; {claims}"
+        if stem not in report.executed and execution.state == "finished":
+            claims += " (unchanged)"
+        over = "!" if execution.seconds > execution.budget_seconds else ""
+        seconds = f"{execution.seconds:.1f}{over}"
+        rows.append((stem, seconds, str(execution.budget_seconds), claims))
+    return align(rows)
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as columns; all but the first and the last to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [text.rjust(width) for text, width in zip(row[1:-1], widths[1:-1], strict=True)]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    return "\n".join(lines)
+
+
+def report(options: Namespace, root: Path) -> int:
+    """Accept verdicts if asked, then build the site again from executed notebooks.
+
+    Raises:
+        BadInput: nothing was executed, or an acceptance without a reason.
+    """
+    from atom.workbook.notebooks import NOTEBOOKS
+
+    if (options.accept is None) != (options.reason is None):
+        raise BadInput("--accept CLAIM and --reason TEXT go together")
+    if options.profile == "gpu":
+        raise BadInput("--profile gpu: name the machine, as its folder in reports/ is called")
+    target = resolve_target(options.profile, options.out, root)
+    results = {stem: load_result(target.folder, stem) for stem in NOTEBOOKS}
+    found = {stem: result for stem, result in results.items() if result is not None}
+    if not found:
+        raise BadInput(
+            f"{_shown(target.folder, root)} holds no results; "
+            f"first: python -m atom run --profile {options.profile}"
+        )
+    from atom.workbook.site import build_site, collect_settled
+
+    if options.accept is not None:
+        from atom.workbook.claims import accept
+
+        settled = [one for _, one in collect_settled(found).values()]
+        for key in accept(target.profile, options.accept, options.reason, settled):
+            print(f"accepted: {key}")
+    print(_shown(build_site(target.folder, target.profile), root))
+    return 0
+
+
+def devices() -> int:
+    """Print what this machine can run on."""
+    from atom.device import describe_devices
+
+    inventory = describe_devices()
+    rows = [("device", "kind", "memory GiB", "queues", "driver", "runtime")]
+    for properties in (*inventory.accelerators, *inventory.profiles):
+        queues = properties.hardware_queues
+        rows.append(
+            (
+                properties.name,
+                properties.kind.value,
+                f"{properties.memory_bytes / 2**30:.0f}",
+                "?" if queues is None else str(queues),
+                properties.driver or "-",
+                properties.runtime,
+            )
+        )
+    print(align(rows))
+    print(f"torch {inventory.torch}")
+    if inventory.reason is not None:
+        print(f"no accelerator: {inventory.reason}")
+    return 0
+
+
+def _shown(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
