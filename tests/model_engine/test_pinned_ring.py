@@ -1,0 +1,137 @@
+"""The ring's law: no slot is handed out that a reader or queued work still uses."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atom.device.interface import Device
+from atom.model_engine.payload import Payload, PayloadKind, payload_layout
+from atom.model_engine.pinned_ring import PinnedRing, PinnedRingFull, PinnedSlot
+
+
+class SwitchedEvent:
+    """An event whose work is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = True
+
+    def query(self) -> bool:
+        return self.done
+
+    def record(self, stream: object = None) -> None:
+        self.done = False
+
+
+class HostOnly:
+    """As much of a device as a ring needs."""
+
+    default_stream = object()
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def new_event(self) -> SwitchedEvent:
+        return SwitchedEvent()
+
+
+def make_ring(max_slots: int = 64) -> PinnedRing:
+    return PinnedRing(cast(Device, HostOnly()), max_slots=max_slots)
+
+
+def switch(slot: PinnedSlot) -> SwitchedEvent:
+    return cast(SwitchedEvent, slot.event)
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["acquire", "release", "finish"]), st.integers(0, 2000)), max_size=60
+)
+
+
+@given(operations, st.integers(1, 6))
+def test_never_a_busy_slot(script: list[tuple[str, int]], max_slots: int) -> None:
+    ring = make_ring(max_slots)
+    held: list[PinnedSlot] = []
+    working: list[PinnedSlot] = []
+    for operation, number in script:
+        if operation == "acquire":
+            try:
+                slot = ring.acquire(number)
+            except PinnedRingFull:
+                # refused only when no slot could be taken
+                assert len(ring) == max_slots
+                assert all(slot in held or slot in working for slot in set(held + working))
+                assert len(set(held + working)) == max_slots
+                continue
+            assert slot not in held
+            assert slot not in working
+            assert slot.capacity >= number
+            held.append(slot)
+            working.append(slot)
+            switch(slot).record()
+        elif operation == "release" and held:
+            # even a reader that did not wait must not expose the slot
+            ring.release(held.pop(number % len(held)))
+        elif operation == "finish" and working:
+            switch(working.pop(number % len(working))).done = True
+        assert ring.busy == len(held)
+        assert len(ring) <= max_slots
+        assert ring.acquires - ring.releases == ring.busy
+
+
+def test_slots_and_events_are_reused() -> None:
+    ring = make_ring()
+    events = set()
+    for _ in range(10):
+        slot = ring.acquire(100)
+        events.add(id(slot.event))
+        ring.release(slot)
+    assert (len(ring), ring.grown, len(events)) == (1, 1, 1)
+
+
+def test_a_full_ring_says_what_to_do() -> None:
+    ring = make_ring(2)
+    ring.acquire(8)
+    ring.acquire(8)
+    with pytest.raises(PinnedRingFull, match=r"all 2 slots.*[Rr]eceive.*max_slots"):
+        ring.acquire(8)
+
+
+def test_another_size_replaces_a_free_slot() -> None:
+    ring = make_ring(1)
+    ring.release(ring.acquire(8))
+    assert ring.acquire(4096).capacity == 4096
+    assert len(ring) == 1
+
+
+def test_a_slot_is_given_back_once() -> None:
+    ring = make_ring()
+    slot = ring.acquire(8)
+    ring.release(slot)
+    with pytest.raises(ValueError, match="twice"):
+        ring.release(slot)
+
+
+def test_a_dropped_reservation_comes_back_after_its_kernels() -> None:
+    ring = make_ring(1)
+    slot = ring.acquire(64)
+    layout = payload_layout(PayloadKind.OTHER, (4,), torch.int32)
+    payload = Payload(layout, 1, slot.tensor[: layout.host_bytes], slot=slot)
+    slot.reserved_by = weakref.ref(payload)
+    with pytest.raises(PinnedRingFull):
+        ring.acquire(64)
+    del payload
+    gc.collect()
+    # its producer may still be queued: the event recorded now is not done yet
+    with pytest.raises(PinnedRingFull):
+        ring.acquire(64)
+    switch(slot).done = True
+    assert ring.acquire(64) is slot
+    assert ring.reclaimed == 1
