@@ -1,0 +1,457 @@
+"""``python -m atom sweep race``: run a sweep, record it, and go on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import pandas as pd
+from pydantic import BaseModel
+
+from atom.benchmarks.race import (
+    WORKER_COMMAND,
+    DeviceSeen,
+    JobDone,
+    JobFailed,
+    accelerator_kind,
+    measure,
+)
+from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
+from atom.benchmarks.race_plan import Job, build_arms, build_jobs, estimate_seconds, quick
+from atom.benchmarks.race_plan import trial_seconds as planned_trial_seconds
+from atom.config import DeviceChoice, RaceSettings
+from atom.device.interface import DeviceProperties
+from atom.errors import BadInput, DeviceError
+from atom.workbook.parameters import read_given
+from atom.workbook.provenance import collect_provenance
+from atom.workbook.race_analysis import summarise
+from atom.workbook.records import Run, load_run
+from atom.workbook.run_writer import RunWriter, read_provenance
+from atom.workbook.tables import shown_path
+
+EXPERIMENT = "race"
+DEFAULT_ROOT = "data/runs"
+INTERRUPTED = 130
+
+_LINE_SECONDS = 10.0
+
+
+class SweepProgress(Protocol):
+    """What a sweep tells while it runs."""
+
+    def start(self, trials: int, seconds: float) -> None:
+        """So many trials are planned; the whole takes about ``seconds``."""
+
+    def advance(self, trials: int) -> None:
+        """So many more trials are done."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should read."""
+
+    def stop(self) -> None:
+        """The sweep has ended."""
+
+
+class NoProgress:
+    """Says nothing."""
+
+    def start(self, trials: int, seconds: float) -> None:
+        """Ignored."""
+
+    def advance(self, trials: int) -> None:
+        """Ignored."""
+
+    def note(self, text: str) -> None:
+        """Ignored."""
+
+    def stop(self) -> None:
+        """Ignored."""
+
+
+class TerminalProgress:
+    """A bar on a terminal, a line every ten seconds elsewhere.
+
+    Args:
+        stream: standard error unless told otherwise.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._bar: Any = None
+        self._task: Any = None
+        self._total = self._done = 0
+        self._began = self._last_line = 0.0
+
+    def start(self, trials: int, seconds: float) -> None:
+        """See :class:`SweepProgress`."""
+        self._total, self._done = trials, 0
+        self._began = self._last_line = time.monotonic()
+        self.note(f"{trials} trials, about {seconds:.0f} s")
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = Progress(
+                TextColumn("race"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("trials"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(file=self._stream),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("race", total=trials)
+
+    def advance(self, trials: int) -> None:
+        """See :class:`SweepProgress`."""
+        self._done += trials
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _LINE_SECONDS:
+            self._last_line = now
+            self.note(f"{self._done} of {self._total} trials after {now - self._began:.0f} s")
+
+    def note(self, text: str) -> None:
+        """See :class:`SweepProgress`."""
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def stop(self) -> None:
+        """See :class:`SweepProgress`."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """How a sweep ended.
+
+    Attributes:
+        run: the recorded run.
+        failures: why jobs failed, one text a job; their points do not count.
+    """
+
+    run: Run
+    failures: tuple[str, ...]
+
+
+class SweepInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a sweep; the finished processes are recorded in ``path``."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__("the sweep was interrupted")
+        self.path = path
+
+
+def run_race(
+    settings: RaceSettings,
+    root: str | Path,
+    progress: SweepProgress | None = None,
+) -> Run:
+    """Run the race micro-benchmark and record it below ``root``.
+
+    Args:
+        settings: what to run.
+        root: folder of runs, e.g. ``data/runs``.
+        progress: told what happens; ``None`` is silent.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        BadInput: settings or an environment that cannot show the race.
+        DeviceError: no device, or a worker failed; the message names the run folder.
+    """
+    result = sweep_race(settings, root=root, progress=progress)
+    if result.failures:
+        raise DeviceError(
+            f"{len(result.failures)} process(es) of the sweep failed; the others are recorded in "
+            f"{shown_path(result.run.path)}:\n" + "\n".join(result.failures)
+        )
+    return result.run
+
+
+def sweep_race(
+    settings: RaceSettings,
+    *,
+    root: str | Path,
+    resume: str | Path | None = None,
+    progress: SweepProgress | None = None,
+    subprocesses: bool | None = None,
+    command: Sequence[str] = WORKER_COMMAND,
+) -> SweepResult:
+    """Run a sweep, or what is left of it. A process's points are recorded together or not at all.
+
+    Args:
+        settings: what to run.
+        root: folder of runs.
+        resume: folder of an unfinished run with the same settings.
+        progress: told what happens; ``None`` is silent.
+        subprocesses: a process a job; by default on an accelerator only.
+        command: starts a worker process.
+
+    Raises:
+        BadInput, DeviceError: see :func:`run_race`; a failed worker is no error here.
+        SweepInterrupted: Ctrl-C; what was finished is recorded.
+    """
+    progress = progress or NoProgress()
+    if settings.device is DeviceChoice.ACCELERATOR:
+        refuse_hiding_settings(os.environ)
+    jobs = build_jobs(settings)
+    plain = settings.model_dump(mode="json")
+    writer = None if resume is None else RunWriter.resume(resume, plain)
+    left = [job for job in jobs if writer is None or not writer.has(job.name)]
+    if writer is not None and not left:
+        writer.finish("finished")
+        return SweepResult(load_run(writer.path), ())
+    around = look_around(accelerator_kind(settings))
+    for warning in around.warnings:
+        progress.note(f"warning: {warning}")
+    trials = sum(point.arm.trials for job in left for point in job.points)
+    progress.start(trials, estimate_seconds(left, settings))
+    if len(left) < len(jobs):
+        progress.note(f"{len(jobs) - len(left)} of {len(jobs)} processes are recorded already")
+    failures: list[str] = []
+    events = measure(settings, left, subprocesses=subprocesses, command=command)
+    try:
+        for event in events:
+            if isinstance(event, DeviceSeen):
+                if writer is None:
+                    facts = {**around.facts, "in_worker": event.facts}
+                    provenance = collect_provenance(event.properties, EXPERIMENT, plain, facts)
+                    writer = RunWriter(root, event.properties.machine, EXPERIMENT, provenance)
+                else:
+                    _refuse_other_device(writer, event.properties)
+            elif isinstance(event, JobDone):
+                assert writer is not None
+                tables: dict[str, Sequence[BaseModel]] = {
+                    "trials": event.rows,
+                    "timeline": event.timeline,
+                }
+                writer.write_point(event.job.name, tables)
+            elif isinstance(event, JobFailed):
+                failures.append(f"{event.job.name}: {event.reason}")
+                progress.note(f"failed: {failures[-1]}")
+            else:
+                progress.advance(event.count)
+    except KeyboardInterrupt:
+        if writer is not None:
+            writer.finish("interrupted", "interrupted by the user")
+        raise SweepInterrupted(None if writer is None else writer.path) from None
+    except BaseException as error:
+        if writer is not None:
+            writer.finish("failed", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        events.close()  # type: ignore[attr-defined]
+        progress.stop()
+    if writer is None:
+        raise DeviceError("no worker process reached the device:\n" + "\n".join(failures))
+    if failures:
+        writer.finish("failed", f"{len(failures)} process(es) failed:\n" + "\n".join(failures))
+    else:
+        writer.finish("finished")
+    return SweepResult(load_run(writer.path), tuple(failures))
+
+
+def _refuse_other_device(writer: RunWriter, properties: DeviceProperties) -> None:
+    known = writer.provenance
+    now = (properties.name, properties.driver, properties.runtime)
+    then = (known.device, known.driver, known.runtime)
+    if now != then:
+        writer.finish("interrupted", "resumed on another device")
+        raise BadInput(
+            f"{shown_path(writer.path)} was started on {then[0]} (driver {then[1]}, {then[2]}); "
+            f"this is {now[0]} (driver {now[1]}, {now[2]}): start a new run"
+        )
+
+
+# -- command line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m atom sweep``."""
+    parser.add_argument("experiment", choices=[EXPERIMENT], help="what to sweep")
+    parser.add_argument(
+        "--device",
+        choices=[choice.value for choice in DeviceChoice],
+        help="default: the accelerator if there is one, else the virtual device",
+    )
+    parser.add_argument("--quick", action="store_true", help="a small sweep, at most a minute")
+    parser.add_argument("--dry-run", action="store_true", help="list arms and time, run nothing")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="ARM",
+        help="arm name or shell pattern, e.g. 'main/*/matmul/*'; may be repeated",
+    )
+    parser.add_argument("--trials", type=int, metavar="N", help="trials of an arm in a process")
+    parser.add_argument("--processes", type=int, metavar="N", help="processes an arm")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of arms")
+    parser.add_argument(
+        "-p",
+        dest="parameters",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="any other setting, as YAML, e.g. -p hardware_queues '[1, 4]'",
+    )
+    parser.add_argument(
+        "--out", default=DEFAULT_ROOT, metavar="DIR", help=f"folder of runs ({DEFAULT_ROOT})"
+    )
+    parser.add_argument("--resume", metavar="DIR", help="continue this unfinished run")
+
+
+def settings_from(arguments: argparse.Namespace) -> RaceSettings:
+    """Settings of a command line; those of a resumed run come from its record.
+
+    Raises:
+        BadInput: unknown names, wrong values, or options that contradict ``--resume``.
+    """
+    given: dict[str, Any] = read_given(arguments.parameters, None)
+    if arguments.device is not None:
+        given["device"] = arguments.device
+    for name in ("trials", "processes", "seed"):
+        if getattr(arguments, name) is not None:
+            given[name] = getattr(arguments, name)
+    if arguments.only:
+        given["only"] = list(arguments.only)
+    if arguments.resume is not None:
+        if given or arguments.quick:
+            names = ", ".join([*given, *(["quick"] if arguments.quick else [])])
+            raise BadInput(f"--resume takes the recorded settings; leave out: {names}")
+        recorded = read_provenance(Path(arguments.resume))
+        if recorded.experiment != EXPERIMENT:
+            raise BadInput(f"{arguments.resume} is a run of {recorded.experiment}")
+        return RaceSettings.parse(recorded.settings, where=f"settings of {arguments.resume}")
+    if "device" not in given:
+        given["device"] = _present_device().value
+    settings = RaceSettings.parse(given, where="sweep race")
+    return quick(settings) if arguments.quick else settings
+
+
+def _present_device() -> DeviceChoice:
+    from atom.device.accelerator import why_no_accelerator
+
+    reason = why_no_accelerator()
+    if reason is None:
+        return DeviceChoice.ACCELERATOR
+    print(f"no accelerator ({reason}): simulating on the virtual device", file=sys.stderr)
+    return DeviceChoice.VIRTUAL
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns its exit code: 0 fine, 3 a worker failed, 130 interrupted.
+
+    Raises:
+        BadInput, DeviceError: see :func:`sweep_race`.
+    """
+    settings = settings_from(arguments)
+    if arguments.dry_run:
+        print(plan_text(settings, build_jobs(settings)))
+        return 0
+    progress = TerminalProgress()
+    try:
+        with _terminated_like_interrupted():
+            result = sweep_race(
+                settings, root=arguments.out, resume=arguments.resume, progress=progress
+            )
+    except SweepInterrupted as stop:
+        if stop.path is None:
+            print("interrupted before anything was measured", file=sys.stderr)
+        else:
+            shown = shown_path(stop.path)
+            print(
+                f"interrupted; finished processes are kept in {shown}\n"
+                f"go on with: python -m atom sweep race --resume {shown}",
+                file=sys.stderr,
+            )
+        return INTERRUPTED
+    print(result_text(result.run.tables["trials"]))
+    shown = shown_path(result.run.path)
+    print(f"\n{result.run.provenance.evidence} on {result.run.provenance.device}: {shown}")
+    if result.failures:
+        print(
+            f"{len(result.failures)} process(es) failed and do not count; run them again with: "
+            f"python -m atom sweep race --resume {shown}",
+            file=sys.stderr,
+        )
+        return DeviceError.exit_code
+    return 0
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that a stopped job still seals what it has."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        previous = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def plan_text(settings: RaceSettings, jobs: Sequence[Job]) -> str:
+    """The arms with trials and seconds, and the whole sweep's expected time."""
+    arms = build_arms(settings)
+    lines = [f"{'arm':58} {'trials':>14} {'seconds':>8}"]
+    for arm in arms:
+        total = arm.trials * settings.processes
+        seconds = (total + settings.processes * (arm.traced + 1)) * planned_trial_seconds(
+            arm, settings
+        )
+        count = f"{settings.processes} x {arm.trials}"
+        lines.append(f"{arm.name:58} {count:>14} {seconds:8.1f}")
+    trials = sum(arm.trials for arm in arms) * settings.processes
+    seconds = estimate_seconds(jobs, settings)
+    lines.append(
+        f"{len(arms)} arms, {len(jobs)} processes, {trials} trials on "
+        f"{settings.device.value}: about {seconds:.0f} s"
+    )
+    return "\n".join(lines)
+
+
+def result_text(trials: pd.DataFrame) -> str:
+    """The closing table: arm, stale of trials, 95% interval clustered by process, processes."""
+    if trials.empty:
+        return "no process finished: nothing to show"
+    lines = [f"{'arm':58} {'stale/trials':>12} {'95% interval':>18} {'processes':>9}"]
+    for row in summarise(trials).itertuples():
+        interval = f"[{row.low:.1%}, {row.high:.1%}]"
+        count = f"{row.stale}/{row.trials}"
+        hit = f"{row.processes_hit}/{row.processes}"
+        lines.append(f"{row.arm:58} {count:>12} {interval:>18} {hit:>9}")
+    lines.append("processes: those with a stale trial, of all. 0 stale is no proof of safety:")
+    lines.append("read the interval's upper end.")
+    return "\n".join(lines)
