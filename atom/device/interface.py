@@ -169,7 +169,7 @@ class Device(ABC):
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, *, stream: Stream | None = None
     ) -> Tensor:
-        """An uninitialised contiguous device tensor from the caching allocator, owned by ``stream``.
+        """An uninitialised contiguous device tensor of the caching allocator, owned by ``stream``.
 
         Raises:
             DeviceOutOfMemory: with the sizes and what holds the memory.

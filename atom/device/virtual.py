@@ -1,0 +1,719 @@
+"""The virtual device: a GPU in host memory, on which the fault happens as on hardware.
+
+Its caching allocators hand out torch CPU tensors over one arena with PyTorch's rules, so a block is
+reused exactly when PyTorch would reuse it. Work is queued and runs when the device's virtual clock
+(or, in schedule mode, the caller) says so. Host calls cost virtual time; Python's own time does
+not count, see :meth:`VirtualDevice.host_work`.
+
+Design choice. A launch is opaque: it names byte ranges of the arena and a body that runs on views
+of them later. The alternative, device tensors on torch's Python PrivateUse1 backend, would let
+unchanged torch code queue itself, but that interface is experimental between torch 2.11 and 2.14
+and costs about 138 us an operation. Opaque launches do not depend on torch's version and are exact.
+
+Honesty rules, each held by an error or a test: queued work holds no tensor (``TensorCaptured``);
+operands lie in this device's arenas; nothing guards a pinned buffer against kernels
+(``FreedPinnedBuffer`` when a queued one reaches a dropped buffer); a copy moves its bytes in two
+parts, so that a reader can see half of it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from atom.device.arena import Arena, OwnedSlice, Span
+from atom.device.caching_allocator import Block, CachingAllocator
+from atom.device.capture_guard import refuse_captured_tensors
+from atom.device.interface import (
+    CopyPath,
+    Device,
+    DeviceKind,
+    DeviceProperties,
+    Event,
+    Kernel,
+    Scalar,
+    Stream,
+)
+from atom.device.pinned_allocator import PinnedAllocator, PinnedBuffer
+from atom.device.profiles import GIBIBYTE, CopyLane, DeviceProfile, find_profile
+from atom.device.queue_model import (
+    Mode,
+    Operation,
+    OperationKind,
+    Part,
+    QueueModel,
+    StreamState,
+)
+from atom.device.timeline import Recorder, Timeline
+from atom.device.virtual_streams import VirtualEvent, VirtualGraph, VirtualStream, foreign
+from atom.errors import BadInput, DeviceError, FreedPinnedBuffer, WrongDevice
+from atom.evidence import Evidence
+
+STREAMS_A_PRIORITY = 32
+_DEVICE_ADDRESS = 0x7F00_0000_0000
+_PINNED_ADDRESS = 0x7E00_0000_0000
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_devices: weakref.WeakSet[VirtualDevice] = weakref.WeakSet()
+
+Chooser: TypeAlias = Callable[[list[Part]], Part]
+_Pinned: TypeAlias = tuple[tuple[PinnedBuffer, int], ...]
+
+
+def profile_properties(
+    profile: DeviceProfile | str, *, memory_bytes: int | None = None
+) -> DeviceProperties:
+    """Properties of a virtual device of ``profile``; the card's memory unless told otherwise."""
+    found = find_profile(profile)
+    return DeviceProperties(
+        name=found.name,
+        kind=DeviceKind.VIRTUAL,
+        evidence=Evidence.SIMULATED,
+        machine=found.machine,
+        memory_bytes=found.memory_bytes if memory_bytes is None else memory_bytes,
+        hardware_queues=found.hardware_queues,
+        queue_variable=found.queue_variable,
+        driver=None,
+        runtime="virtual",
+    )
+
+
+class VirtualDevice(Device):
+    """A GPU in host memory. See the module's text and :class:`atom.device.interface.Device`.
+
+    Args:
+        profile: a profile or the name of one.
+        seed: of jitter, random mapping and dispatch delays; equal seeds give equal runs.
+        memory_bytes: device memory. Pages are used when they are written; the default is less
+            than the card's, so that a run that fills it stays within a small host.
+        pinned_bytes: pinned host memory.
+        hardware_queues: overrides the profile's count.
+        mode: ``clock`` runs work by the profile's times. ``schedule`` runs nothing by itself:
+            :meth:`ready` lists what may run, :meth:`step` runs one part, and a host wait asks
+            ``chooser`` until it is satisfied.
+        chooser: given the ready parts, returns one of them; ``None`` takes the oldest.
+
+    Attributes:
+        on_host_call: schedule mode: called at the start of each host call; it may call
+            :meth:`step`.
+
+    Raises:
+        BadInput: unknown profile or mode, or a size that is not positive.
+    """
+
+    def __init__(
+        self,
+        profile: DeviceProfile | str = "MI355X",
+        *,
+        seed: int = 0,
+        memory_bytes: int = 8 * GIBIBYTE,
+        pinned_bytes: int = 8 * GIBIBYTE,
+        hardware_queues: int | None = None,
+        mode: str = "clock",
+        chooser: Chooser | None = None,
+    ) -> None:
+        found = find_profile(profile)
+        if hardware_queues is not None:
+            found = replace(found, hardware_queues=hardware_queues)
+        if mode.upper() not in Mode.__members__:
+            raise BadInput(f"mode={mode!r}; allowed: clock, schedule")
+        for name, size in (("memory_bytes", memory_bytes), ("pinned_bytes", pinned_bytes)):
+            if size < 1:
+                raise BadInput(f"{name}={size}; expected at least 1")
+        self.profile = found
+        self.properties = profile_properties(found, memory_bytes=memory_bytes)
+        self._host_generator = random.Random(2 * seed)
+        self.model = QueueModel(
+            found,
+            found.hardware_queues,
+            random.Random(2 * seed + 1),
+            Mode[mode.upper()],
+        )
+        self._schedule = self.model.mode is Mode.SCHEDULE
+        self._chooser = chooser
+        self.on_host_call: Callable[[], None] | None = None
+        self._clock = 0.0
+        self._owed = 0.0
+        self._arena = Arena("device", memory_bytes, _DEVICE_ADDRESS)
+        self._host_arena = Arena("pinned", pinned_bytes, _PINNED_ADDRESS)
+        self._allocator = CachingAllocator(self._arena.size, self, self.host_seconds)
+        self._pinned = PinnedAllocator(self._host_arena.size, self)
+        self._dead: list[Any] = []
+        #: private pools whose graph died
+        self.dead_pools: list[Any] = []
+        self._graph: VirtualGraph | None = None
+        self._recorder: Recorder | None = None
+        self._streams: dict[int, StreamState] = {}
+        self._pools: dict[int, list[VirtualStream]] = {0: [], -1: []}
+        self._handed: dict[int, int] = {0: 0, -1: 0}
+        self.default_stream: VirtualStream = self._make_stream(0, 0, 0)
+        _devices.add(self)
+
+    def __repr__(self) -> str:
+        return f"VirtualDevice({self.profile.name}, {self.profile.hardware_queues} queues)"
+
+    # -- streams and events
+    def _make_stream(self, stream_id: int, index: int, priority: int) -> VirtualStream:
+        state = StreamState(stream_id, index, -priority)
+        self._streams[stream_id] = state
+        return VirtualStream(self, state)
+
+    def new_stream(self, priority: int = 0) -> VirtualStream:
+        """A stream from the pool: 32 a priority (normal, or high below 0), then the first again."""
+        level = -1 if priority < 0 else 0
+        pool, place = self._pools[level], self._handed[level]
+        self._handed[level] = (place + 1) % STREAMS_A_PRIORITY
+        if place == len(pool):
+            first = 1 if level == 0 else 1 + STREAMS_A_PRIORITY
+            index = place + 1 if level == 0 else place
+            pool.append(self._make_stream(first + place, index, level))
+        return pool[place]
+
+    def new_event(self, timing: bool = False) -> VirtualEvent:
+        """An event; ``timing`` makes :meth:`VirtualEvent.elapsed_time` usable."""
+        return VirtualEvent(self, timing)
+
+    def own_stream(self, stream: Stream | None) -> VirtualStream:
+        """``stream``, or the default stream for ``None``.
+
+        Raises:
+            WrongDevice: it belongs to another device.
+        """
+        if stream is None:
+            return self.default_stream
+        if isinstance(stream, VirtualStream) and stream.device is self:
+            return stream
+        raise foreign("stream", stream, self)
+
+    def own_event(self, event: Event) -> VirtualEvent:
+        """``event``.
+
+        Raises:
+            WrongDevice: it belongs to another device.
+        """
+        if isinstance(event, VirtualEvent) and event.device is self:
+            return event
+        raise foreign("event", event, self)
+
+    # -- the host's time
+    def host_seconds(self) -> float:
+        """The virtual clock as the host sees it."""
+        return self._clock
+
+    def host_work(self, seconds: float) -> None:
+        """The host works for ``seconds`` on its own while the device goes on."""
+        self.host_call(seconds, exact=True)
+
+    def host_call(self, seconds: float, *, exact: bool = False) -> None:
+        """Start of every host call: see what died, charge the call, let the device catch up."""
+        self._collect()
+        jitter = self.profile.jitter
+        if jitter and not exact:
+            seconds *= 1 + jitter * (2 * self._host_generator.random() - 1)
+        self._clock += seconds + self._owed
+        self._owed = 0.0
+        if self._schedule and self.on_host_call is not None:
+            self.on_host_call()
+        self.model.run_until(self._clock)
+
+    def host_wait(self, operation: Operation | None) -> None:
+        """Block the host until ``operation`` has finished."""
+        if operation is None or operation.finished:
+            return
+        if self._schedule:
+            self._choose_until(lambda: operation.finished)
+        else:
+            self.model.run_until_finished(operation)
+        self._clock = max(self._clock, self.model.now)
+
+    def synchronize(self) -> None:
+        """Block the host until all work on all streams has run."""
+        self.refuse_in_capture("synchronising the device")
+        self.host_call(self.profile.synchronize_seconds)
+        self.wait_all()
+
+    def _choose_until(self, satisfied: Callable[[], bool]) -> None:
+        while not satisfied():
+            ready = self.model.ready()
+            if not ready:
+                raise DeviceError("the virtual device is stuck: queued work waits for itself")
+            self.model.step(ready[0] if self._chooser is None else self._chooser(ready))
+
+    # -- what the allocators need to know of queued work
+    def mark(self, stream_id: int) -> Operation | None:
+        """The last operation of a stream (an event record)."""
+        last = self._streams[stream_id].last
+        return None if last is None or last.finished else last
+
+    def passed(self, mark: Operation | None) -> bool:
+        """Whether all work before the mark has run."""
+        return mark is None or mark.finished
+
+    def wait(self, mark: Operation | None) -> None:
+        """Block the host until the mark has passed."""
+        self.host_wait(mark)
+
+    def wait_all(self) -> None:
+        """Block the host until all work has run."""
+        if self._schedule:
+            self._choose_until(lambda: self.model.unfinished == 0)
+        else:
+            self.model.run_until_finished(None)
+        self._clock = max(self._clock, self.model.now)
+
+    def segment_cost(self) -> None:
+        """Charge the host for getting or returning a segment, at the next host call."""
+        self._owed += self.profile.segment_seconds
+
+    # -- memory
+    def _collect(self) -> None:
+        """Free what died since the last host call, as of now."""
+        while self._dead:
+            owned = self._dead.pop(0).block
+            if isinstance(owned, PinnedBuffer):
+                self._pinned.free(owned)
+                continue
+            if self._recorder is not None:
+                self._recorder.block(owned, self._arena.address(owned.offset), self._clock)
+            self._allocator.free(owned)
+        while self.dead_pools:
+            self._allocator.release_pool(self.dead_pools.pop(0))
+
+    def _own(self, owner: Any, block: Block | PinnedBuffer) -> None:
+        reference = OwnedSlice(owner, self._dead.append)
+        reference.block = block
+        block.reference = reference
+
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, *, stream: Stream | None = None
+    ) -> Tensor:
+        """An uninitialised contiguous device tensor from the caching allocator.
+
+        Raises:
+            DeviceOutOfMemory: with the sizes and what holds the memory.
+            DeviceError: inside a capture, for another stream than the default one.
+        """
+        own = self.own_stream(stream)
+        self._refuse_foreign_capture(own, "an allocation")
+        self.host_call(self.profile.allocate_seconds)
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        block = self._allocator.allocate(nbytes, own.stream_id, site=_site())
+        tensor, owner = self._arena.tensor(block.offset, nbytes, shape, dtype)
+        self._own(owner, block)
+        return tensor
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised pinned host tensor.
+
+        Raises:
+            DeviceOutOfMemory: the pinned arena is full.
+        """
+        self.host_call(self.profile.allocate_seconds)
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        buffer = self._pinned.allocate(nbytes, site=_site())
+        tensor, owner = self._host_arena.tensor(buffer.offset, nbytes, shape, dtype)
+        self._own(owner, buffer)
+        return tensor
+
+    def mapped(self, pinned: Tensor) -> Tensor:
+        """``pinned`` as kernels see it: an alias over the same bytes that a kernel may write.
+
+        Raises:
+            BadInput: it is not a pinned tensor of this device.
+        """
+        if pinned.numel() and self._host_arena.offset(pinned) is None:
+            raise BadInput("mapped() takes a tensor made by this device's pinned()")
+        return pinned.view(pinned.shape)
+
+    def record_stream(self, tensor: Tensor, stream: Stream) -> None:
+        """Tell the allocator that ``stream`` uses ``tensor``: its free waits for that stream."""
+        own = self.own_stream(stream)
+        self.host_call(0.0)
+        if tensor.numel():
+            self._allocator.record_stream(self._block(tensor), own.stream_id)
+
+    def _block(self, tensor: Tensor) -> Block:
+        start = tensor.untyped_storage().data_ptr() - self._arena.memory.ctypes.data
+        block = self._allocator.live.get(start)
+        if block is None:
+            raise self._not_ours(tensor, "the tensor")
+        return block
+
+    def label(self, tensor: Tensor, owner: str) -> Tensor:
+        """Name ``tensor``'s block in timelines and out-of-memory errors; returns ``tensor``."""
+        if tensor.numel():
+            self._block(tensor).label = owner
+        return tensor
+
+    def memory_stats(self) -> dict[str, int]:
+        """PyTorch's allocator statistics, by PyTorch's names."""
+        self._collect()
+        return self._allocator.statistics()
+
+    def empty_cache(self) -> None:
+        """Give unused cached segments back."""
+        self.refuse_in_capture("emptying the cache")
+        self.host_call(self.profile.segment_seconds)
+        self._allocator.empty_cache()
+
+    def address(self, tensor: Tensor) -> int:
+        """Address of the first byte of ``tensor``'s view, the same in every run."""
+        for arena in (self._arena, self._host_arena):
+            offset = arena.offset(tensor)
+            if offset is not None:
+                return arena.address(offset)
+        return tensor.data_ptr()
+
+    # -- operands
+    def _span(self, tensor: Tensor, what: str) -> tuple[Span, PinnedBuffer | None]:
+        if not isinstance(tensor, Tensor):
+            raise BadInput(f"{what} is a {type(tensor).__name__}; expected a tensor")
+        if tensor.numel() == 0:
+            return self._arena.span(tensor, 0), None
+        offset = self._arena.offset(tensor)
+        if offset is not None:
+            return self._arena.span(tensor, offset), None
+        offset = self._host_arena.offset(tensor)
+        if offset is None:
+            raise self._not_ours(tensor, what)
+        buffer = self._pinned.find(offset)
+        assert buffer is not None
+        return self._host_arena.span(tensor, offset, buffer.generation), buffer
+
+    def _not_ours(self, tensor: Tensor, what: str) -> Exception:
+        for other in _devices:
+            if other is not self and (
+                other._arena.offset(tensor) is not None
+                or other._host_arena.offset(tensor) is not None
+            ):
+                return WrongDevice(f"{what} lies on another device, {other!r}, not on {self!r}")
+        return BadInput(
+            f"{what} (shape {tuple(tensor.shape)}, {tensor.dtype}) is an ordinary host tensor; "
+            "expected one made by this device's empty() or pinned()"
+        )
+
+    def _view(self, span: Span) -> Tensor:
+        return (self._arena if span.space == "device" else self._host_arena).view(span)
+
+    # -- work
+    def enqueue(
+        self, operation: Operation, stream: VirtualStream, own_lane: bool, pinned: _Pinned
+    ) -> None:
+        """Queue ``operation``, or keep it for the graph that is being captured."""
+        if self._graph is not None:
+            self._graph.add(operation, own_lane, pinned)
+            return
+        if operation.kind in (OperationKind.ENGINE_COPY, OperationKind.KERNEL_COPY):
+            for buffer, _ in pinned:
+                self._pinned.record_copy(buffer, stream.stream_id)
+        self.model.submit(operation, stream.state, own_lane=own_lane)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        *,
+        scalars: tuple[Scalar, ...] = (),
+        stream: Stream | None = None,
+        flops: float = 0.0,
+    ) -> None:
+        """Queue ``kernel`` on ``stream``; it takes effect at its end.
+
+        Raises:
+            TensorCaptured: the body or a scalar reaches a tensor.
+            BadInput: an operand is an ordinary tensor.
+            WrongDevice: the stream or an operand is another device's.
+            FreedPinnedBuffer: an earlier queued kernel reached a dropped pinned buffer.
+        """
+        own = self._work_call(stream, kernel.name, self.profile.launch_seconds)
+        refuse_captured_tensors(kernel.name, kernel.body, scalars)
+        spans: list[list[Span]] = [[], []]
+        pinned: list[tuple[PinnedBuffer, int]] = []
+        device_bytes = pinned_bytes = 0
+        for role, tensors in enumerate((reads, writes)):
+            for place, tensor in enumerate(tensors):
+                what = f"{('reads', 'writes')[role]}[{place}] of kernel {kernel.name!r}"
+                span, buffer = self._span(tensor, what)
+                spans[role].append(span)
+                if buffer is None:
+                    device_bytes += span.nbytes
+                else:
+                    pinned_bytes += span.nbytes
+                    pinned.append((buffer, buffer.generation))
+        profile = self.profile
+        seconds = profile.kernel_seconds + max(
+            flops / profile.matmul_flops_per_second,
+            device_bytes / profile.device_bytes_per_second,
+            pinned_bytes / profile.d2h_bytes_per_second,
+        )
+        read_spans, write_spans, buffers = tuple(spans[0]), tuple(spans[1]), tuple(pinned)
+
+        def run(_: int) -> None:
+            self._run_kernel(kernel, read_spans, write_spans, scalars, buffers)
+
+        operation = Operation(
+            OperationKind.KERNEL,
+            kernel.name,
+            seconds,
+            occupancy=kernel.occupancy,
+            run=run,
+            reads=read_spans,
+            writes=write_spans,
+        )
+        self.enqueue(operation, own, False, buffers)
+
+    def _run_kernel(
+        self,
+        kernel: Kernel,
+        reads: tuple[Span, ...],
+        writes: tuple[Span, ...],
+        scalars: tuple[Scalar, ...],
+        pinned: _Pinned,
+    ) -> None:
+        for buffer, generation in pinned:
+            if buffer.generation != generation:
+                raise FreedPinnedBuffer(
+                    f"kernel {kernel.name!r} ran after its pinned buffer of {buffer.size} bytes "
+                    f"(from {buffer.site}) was dropped. Kernels do not guard pinned memory: keep "
+                    "the tensor until an event after the kernel was waited on"
+                )
+        try:
+            kernel.body(tuple(map(self._view, reads)), tuple(map(self._view, writes)), *scalars)
+        except Exception as error:
+            error.add_note(f"in kernel {kernel.name!r} of {self!r}")
+            raise
+
+    def copy(
+        self,
+        target: Tensor,
+        source: Tensor,
+        *,
+        stream: Stream | None = None,
+        path: CopyPath = CopyPath.ENGINE,
+    ) -> None:
+        """Queue a copy; the first half of the bytes arrives at half of its time.
+
+        Raises:
+            BadInput: unequal sizes or types, a view with gaps, an ordinary host tensor, or both
+                ends on the host.
+            WrongDevice: the stream or an end is another device's.
+        """
+        own = self._work_call(stream, "copy", self.profile.copy_submit_seconds)
+        if target.dtype != source.dtype or target.numel() != source.numel():
+            raise BadInput(
+                f"copy of {tuple(source.shape)} {source.dtype} into {tuple(target.shape)} "
+                f"{target.dtype}: both ends need one type and one number of elements"
+            )
+        to, to_buffer = self._span(target, "the copy's target")
+        origin, origin_buffer = self._span(source, "the copy's source")
+        if not (to.contiguous and origin.contiguous):
+            raise BadInput("copy: both ends must be contiguous; copy the pieces one by one")
+        if to.nbytes == 0:
+            return
+        if to_buffer is not None and origin_buffer is not None:
+            raise BadInput("copy: both ends are pinned host memory; use torch on the host")
+        if to_buffer is None and origin_buffer is None:
+            direction = "d2d"
+        else:
+            direction = "d2h" if to_buffer is not None else "h2d"
+        pinned = tuple((b, b.generation) for b in (to_buffer, origin_buffer) if b is not None)
+        sink = self._arena if to_buffer is None else self._host_arena
+        well = self._arena if origin_buffer is None else self._host_arena
+        nbytes = to.nbytes
+        unit = target.element_size()
+        half = nbytes // 2 // unit * unit
+        sink_bytes = sink.memory[to.offset : to.offset + nbytes]
+        well_bytes = well.memory[origin.offset : origin.offset + nbytes]
+
+        def run(part: int) -> None:
+            piece = slice(0, half) if part == 0 else slice(half, nbytes)
+            sink_bytes[piece] = well_bytes[piece]
+
+        self._transfer(direction, nbytes, path, own, run, (origin,), (to,), pinned)
+
+    def traffic(
+        self,
+        nbytes: int,
+        direction: str,
+        *,
+        stream: Stream | None = None,
+        path: CopyPath = CopyPath.ENGINE,
+    ) -> None:
+        """Queue a bulk transfer that takes time and its engine but moves no bytes.
+
+        Raises:
+            BadInput: an unknown direction or fewer than one byte.
+        """
+        own = self._work_call(stream, "traffic", self.profile.copy_submit_seconds)
+        if direction not in ("d2h", "h2d") or nbytes < 1:
+            raise BadInput(
+                f"traffic({nbytes}, {direction!r}): expected at least 1 byte and d2h or h2d"
+            )
+        self._transfer(direction, nbytes, path, own, None, (), (), ())
+
+    def _transfer(
+        self,
+        direction: str,
+        nbytes: int,
+        path: CopyPath,
+        stream: VirtualStream,
+        run: Callable[[int], None] | None,
+        reads: tuple[Span, ...],
+        writes: tuple[Span, ...],
+        pinned: _Pinned,
+    ) -> None:
+        profile = self.profile
+        if direction == "d2d":
+            path, seconds = CopyPath.KERNEL, 2 * nbytes / profile.device_bytes_per_second
+        elif direction == "d2h":
+            seconds = nbytes / profile.d2h_bytes_per_second
+        else:
+            seconds = nbytes / profile.h2d_bytes_per_second
+        if path is CopyPath.ENGINE and nbytes <= profile.small_copy_bytes:
+            path = profile.small_copy_path
+        engine = direction if path is CopyPath.ENGINE else None
+        if run is None:
+            kind, parts = OperationKind.TRAFFIC, 1
+        else:
+            kind = OperationKind.ENGINE_COPY if engine else OperationKind.KERNEL_COPY
+            parts = 2
+        operation = Operation(
+            kind,
+            f"{direction} {nbytes} bytes",
+            seconds if engine else seconds + profile.kernel_seconds,
+            engine=engine,
+            parts=parts,
+            run=run,
+            reads=reads,
+            writes=writes,
+        )
+        own_lane = engine is not None and profile.engine_copy_lane is CopyLane.OWN
+        self.enqueue(operation, stream, own_lane, pinned)
+
+    def matmul(self, size: int, *, stream: Stream | None = None) -> None:
+        """Queue a ``size x size x size`` bfloat16 matmul; takes time and moves no bytes."""
+        own = self._work_call(stream, "matmul", self.profile.launch_seconds)
+        if size < 1:
+            raise BadInput(f"matmul({size}): expected at least 1")
+        profile = self.profile
+        seconds = profile.kernel_seconds + 2 * size**3 / profile.matmul_flops_per_second
+        operation = Operation(
+            OperationKind.MATMUL, f"matmul {size}", seconds, occupancy=profile.matmul_occupancy
+        )
+        self.enqueue(operation, own, False, ())
+
+    def spin(self, seconds: float, *, stream: Stream | None = None) -> None:
+        """Queue a kernel that does nothing for ``seconds``."""
+        own = self._work_call(stream, "spin", self.profile.launch_seconds)
+        if not 0 <= seconds < float("inf"):
+            raise BadInput(f"spin({seconds}): expected a finite number of seconds of at least 0")
+        operation = Operation(OperationKind.SPIN, "spin", seconds + self.profile.kernel_seconds)
+        self.enqueue(operation, own, False, ())
+
+    def _work_call(self, stream: Stream | None, what: str, seconds: float) -> VirtualStream:
+        own = self.own_stream(stream)
+        self._refuse_foreign_capture(own, what)
+        self.host_call(seconds)
+        return own
+
+    # -- graphs
+    @contextmanager
+    def capture(self) -> Iterator[VirtualGraph]:
+        """Record the block's work on the default stream into a graph instead of running it.
+
+        As ``torch.cuda.graph`` does, it first synchronises and empties the cache.
+
+        Raises:
+            DeviceError: another capture is underway, or the block waits, or works on another
+                stream.
+        """
+        self.refuse_in_capture("a capture")
+        self.synchronize()
+        self.empty_cache()
+        graph = VirtualGraph(self, self._allocator.begin_capture())
+        self._graph = graph
+        try:
+            yield graph
+            graph.complete = True
+        finally:
+            # what died inside the capture was freed inside it
+            self._collect()
+            self._graph = None
+            self._allocator.end_capture()
+
+    def refuse_in_capture(self, what: str) -> None:
+        """Refuse what a capture cannot hold.
+
+        Raises:
+            DeviceError: a capture is underway.
+        """
+        if self._graph is not None:
+            raise DeviceError(f"{what} is not possible inside a graph capture; end it first")
+
+    def _refuse_foreign_capture(self, stream: VirtualStream, what: str) -> None:
+        if self._graph is not None and stream is not self.default_stream:
+            raise DeviceError(
+                f"{what} on stream {stream.stream_id} while the default stream is captured: a "
+                "capture holds the default stream's work only"
+            )
+
+    # -- schedule mode
+    def ready(self) -> list[Part]:
+        """Schedule mode: what may run now, in order of submission."""
+        self._collect()
+        return self.model.ready()
+
+    def step(self, part: Part) -> None:
+        """Schedule mode: run one part.
+
+        Raises:
+            DeviceError: it is not ready.
+        """
+        self._collect()
+        self.model.step(part)
+
+    # -- timeline
+    def trace(self, on: bool = True) -> None:
+        """Start (afresh) or stop keeping records for :meth:`timeline`."""
+        self._collect()
+        self._recorder = Recorder() if on else None
+        self.model.on_finished = self._recorder.operation if self._recorder else None
+
+    def timeline(self) -> Timeline:
+        """What ran and who owned which block since :meth:`trace`.
+
+        Raises:
+            DeviceError: tracing is off.
+        """
+        self._collect()
+        if self._recorder is None:
+            raise DeviceError("tracing is off: call trace(True) before the work")
+        living = [
+            Recorder.describe(block, self._arena.address(block.offset), None)
+            for block in self._allocator.live.values()
+        ]
+        blocks = sorted(
+            [*self._recorder.blocks, *living], key=lambda record: record.allocated_seconds
+        )
+        return Timeline(tuple(self._recorder.work), tuple(blocks))
+
+
+def _site() -> str:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
