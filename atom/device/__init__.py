@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+
 from atom.config import DeviceChoice
 from atom.device.interface import CopyPath, Device, DeviceKind, DeviceProperties, Kernel
 
-__all__ = ["CopyPath", "Device", "DeviceKind", "DeviceProperties", "Kernel", "open_device"]
+__all__ = [
+    "CopyPath",
+    "Device",
+    "DeviceInventory",
+    "DeviceKind",
+    "DeviceProperties",
+    "Kernel",
+    "describe_devices",
+    "open_device",
+]
 
 
 def open_device(
@@ -37,3 +50,36 @@ def open_device(
     from atom.device.accelerator import Accelerator
 
     return Accelerator(index)
+
+
+@dataclass(frozen=True)
+class DeviceInventory:
+    """What devices this process can open.
+
+    Attributes:
+        accelerators: visible GPUs, in index order.
+        reason: why there is none, or ``None``.
+        profiles: properties of every virtual profile.
+        torch: torch's version.
+    """
+
+    accelerators: tuple[DeviceProperties, ...]
+    reason: str | None
+    profiles: tuple[DeviceProperties, ...]
+    torch: str
+
+
+def describe_devices() -> DeviceInventory:
+    """List the accelerators of this machine and the virtual profiles, opening none of them."""
+    from atom.device.accelerator import accelerator_properties, why_no_accelerator
+    from atom.device.profiles import PROFILES
+    from atom.device.virtual import profile_properties
+
+    reason = why_no_accelerator()
+    indices = range(torch.cuda.device_count()) if reason is None else range(0)
+    return DeviceInventory(
+        accelerators=tuple(accelerator_properties(index) for index in indices),
+        reason=reason,
+        profiles=tuple(profile_properties(profile) for profile in PROFILES.values()),
+        torch=torch.__version__,
+    )
