@@ -134,9 +134,13 @@ class TrialBench:
         self._random = np.random.default_rng(seed)
         self._others = [device.new_stream() for _ in range(streams_before)]
         self.copy_stream = device.new_stream()
-        self._store_streams = [device.new_stream() for _ in range(STORE_STREAMS)]
-        self._matmul_streams = [device.new_stream() for _ in range(settings.matmul_streams)]
-        self._pack_stream = device.new_stream()
+        # Which of the other streams does what is drawn too: else the packing stream, say, would
+        # keep the same distance to the copy stream, and never share its hardware queue.
+        others = [device.new_stream() for _ in range(STORE_STREAMS + settings.matmul_streams + 1)]
+        others = [others[place] for place in self._random.permutation(len(others))]
+        self._store_streams = others[:STORE_STREAMS]
+        self._matmul_streams = others[STORE_STREAMS:-1]
+        self._pack_stream = others[-1]
         self._pack: tuple[Tensor, Tensor] | None = None
         self._queues: dict[tuple[CopyProtocol, CopyPath], SpecStatusQueue] = {}
         self._contents: dict[int, tuple[Tensor, Tensor]] = {}

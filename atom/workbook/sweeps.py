@@ -447,7 +447,7 @@ def result_text(trials: pd.DataFrame) -> str:
     if trials.empty:
         return "no process finished: nothing to show"
     lines = [f"{'arm':58} {'stale/trials':>12} {'95% interval':>18} {'processes':>9}"]
-    for row in summarise(trials).itertuples():
+    for row in summarise(trials).sort_values(["grid", "arm"]).itertuples():
         interval = f"[{row.low:.1%}, {row.high:.1%}]"
         count = f"{row.stale}/{row.trials}"
         hit = f"{row.processes_hit}/{row.processes}"
