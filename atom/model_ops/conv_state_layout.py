@@ -104,8 +104,14 @@ class ConvStateLayout:
     @property
     def request_slots(self) -> IntArray:
         """int64 [requests], the slot in which each request's conv state begins."""
-        last = self.slots - self.slots_per_request
-        return np.arange(self.first_slot, last + 1, self.slots_per_request, dtype=np.int64)
+        end = self.last_request_slot + 1
+        return np.arange(self.first_slot, end, self.slots_per_request, dtype=np.int64)
+
+    @property
+    def last_request_slot(self) -> int:
+        """The last of :attr:`request_slots`."""
+        spare = self.slots - self.slots_per_request - self.first_slot
+        return self.first_slot + spare // self.slots_per_request * self.slots_per_request
 
     @property
     def stride(self) -> int:
@@ -157,7 +163,7 @@ class ConvStateLayout:
 
     def highest_row(self, highest_count: int) -> int:
         """Highest row that any request of the pool reads with a count up to ``highest_count``."""
-        return int(self.rows_read(self.request_slots[-1], highest_count)[-1])
+        return int(self.rows_read(self.last_request_slot, highest_count)[-1])
 
     def check_slot(self, slot: int) -> None:
         """Refuse a slot in which no request's conv state begins.
@@ -267,7 +273,10 @@ def landing(layout: ConvStateLayout, layer: int, slot: int, counts: ArrayLike) -
     whole = rows + layer * layout.rows_per_layer
     target = rows // layout.rows_per_slot
     result = np.full(rows.shape, Landing.ANOTHER_SLOT, dtype=np.int8)
-    result[~np.isin(target, layout.request_slots)] = Landing.UNUSED_SLOT
+    group_offset = target - layout.first_slot
+    begins = (group_offset >= 0) & (target <= layout.last_request_slot)
+    begins &= group_offset % layout.slots_per_request == 0
+    result[~begins] = Landing.UNUSED_SLOT
     result[target == slot] = Landing.OWN_SLOT
     result[(rows < 0) | (rows >= layout.rows_per_layer)] = Landing.ANOTHER_LAYER
     result[(whole < 0) | (whole >= layout.rows)] = Landing.OUTSIDE
@@ -275,20 +284,27 @@ def landing(layout: ConvStateLayout, layer: int, slot: int, counts: ArrayLike) -
 
 
 def landing_ranges(
-    layout: ConvStateLayout, layer: int, slot: int, highest_count: int
+    layout: ConvStateLayout, layer: int, slot: int, counts: IntArray
 ) -> list[tuple[int, int, Landing]]:
     """Ranges of counts whose farthest tap lands in the same kind of place.
 
+    Args:
+        layout: the pool.
+        layer: layer whose kernel runs.
+        slot: slot in which the request's conv state begins.
+        counts: int64 [C], increasing; each stands for all counts up to the next.
+
     Returns:
-        (first count, last count, kind) from count 1 to ``highest_count``; the kind is that of the
-        worst row read.
+        (first count, last count, kind), in order and without gaps; the kind is that of the worst
+        row read.
     """
-    worst = landing(layout, layer, slot, np.arange(1, highest_count + 1)).max(axis=1)
+    worst = landing(layout, layer, slot, counts).max(axis=1)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(worst)) + 1])
-    ends = np.concatenate([starts[1:], [len(worst)]])
+    firsts = counts[starts]
+    lasts = np.concatenate([firsts[1:] - 1, counts[-1:]])
     return [
-        (int(start) + 1, int(end), Landing(int(worst[start])))
-        for start, end in zip(starts, ends, strict=True)
+        (int(first), int(last), Landing(int(worst[start])))
+        for start, first, last in zip(starts, firsts, lasts, strict=True)
     ]
 
 

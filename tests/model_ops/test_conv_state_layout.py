@@ -70,7 +70,8 @@ def test_valid_counts_fill_the_slot_exactly_and_never_leave_it(layout: ConvState
         rows = np.unique(layout.rows_read(slot, layout.valid_counts))
         start = slot * layout.rows_per_slot
         assert rows.tolist() == list(range(start, start + layout.rows_per_slot))
-    slot = int(layout.request_slots[-1])
+    slot = layout.last_request_slot
+    assert slot == layout.request_slots[-1]
     assert np.all(landing(layout, 0, slot, layout.valid_counts) == Landing.OWN_SLOT)
 
 
@@ -143,7 +144,7 @@ def test_landing_agrees_with_a_labelled_pool(
 @given(layouts())
 def test_landing_ranges_cover_every_count_once(layout: ConvStateLayout) -> None:
     slot = int(layout.request_slots[0])
-    ranges = landing_ranges(layout, 0, slot, 500)
+    ranges = landing_ranges(layout, 0, slot, np.arange(1, 501))
     assert [count for first, last, _ in ranges for count in range(first, last + 1)] == list(
         range(1, 501)
     )
