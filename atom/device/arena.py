@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,7 +33,6 @@ class Span(NamedTuple):
         dtype: element type.
         shape: elements a dimension.
         strides: elements to step a dimension.
-        generation: allocation count of the pinned block, to notice a freed one; 0 on the device.
     """
 
     space: str
@@ -41,7 +41,6 @@ class Span(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    generation: int = 0
 
     @property
     def contiguous(self) -> bool:
@@ -64,6 +63,9 @@ class OwnedSlice(weakref.ref):
 class Arena:
     """``size`` bytes of address space; pages are touched only when they are written.
 
+    The pinned arena is mapped twice: host code sees a buffer at one address and kernels, through
+    ``Device.mapped``, at another, so that a kernel given the host's view is noticed.
+
     Args:
         space: ``device`` or ``pinned``, for spans and errors.
         size: bytes; rounded up to 2 MiB.
@@ -75,19 +77,24 @@ class Arena:
         self.space = space
         self.size = -(-size // PAGE_BYTES) * PAGE_BYTES
         self.base_address = base_address
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        file = None
         try:
-            memory = mmap.mmap(-1, self.size, flags=flags)
+            file = _anonymous_file(self.size) if space == "pinned" else None
+            memory = _map(self.size, file)
+            alias = memory if file is None else _map(self.size, file)
         except (OSError, OverflowError, ValueError) as error:
             raise DeviceError(
                 f"the virtual device's {space} memory of {self.size} bytes cannot be mapped "
-                f"({error}); pass a smaller memory_bytes"
+                f"({error}); pass a smaller {'memory' if space == 'device' else 'pinned'}_bytes"
             ) from None
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_NOHUGEPAGE)
+        finally:
+            # a mapping outlives its file's descriptor
+            if file is not None:
+                os.close(file)
         self.memory = np.frombuffer(memory, dtype=np.uint8)
+        self._alias = self.memory if alias is memory else np.frombuffer(alias, dtype=np.uint8)
         self._start = self.memory.ctypes.data
+        self._alias_start = self._alias.ctypes.data
         self._whole = torch.from_numpy(self.memory)
         self._as_dtype: dict[torch.dtype, Tensor] = {torch.uint8: self._whole}
 
@@ -103,7 +110,26 @@ class Arena:
         offset = tensor.data_ptr() - self._start
         return offset if 0 <= offset < self.size else None
 
-    def span(self, tensor: Tensor, offset: int, generation: int = 0) -> Span:
+    @property
+    def has_alias(self) -> bool:
+        """Whether device aliases have addresses of their own, so that a mix-up is noticed."""
+        return self._alias is not self.memory
+
+    def alias_offset(self, tensor: Tensor) -> int | None:
+        """As :meth:`offset`, for a tensor made by :meth:`alias`."""
+        offset = tensor.data_ptr() - self._alias_start
+        return offset if 0 <= offset < self.size else None
+
+    def alias(self, tensor: Tensor, offset: int) -> Tensor:
+        """The contiguous ``tensor`` at ``offset`` through the second mapping of the same bytes.
+
+        The alias keeps ``tensor`` alive.
+        """
+        piece = self._alias[offset : offset + tensor.numel() * tensor.element_size()]
+        weakref.finalize(piece, _let_go, tensor).atexit = False
+        return torch.from_numpy(piece).view(tensor.dtype).reshape(tensor.shape)
+
+    def span(self, tensor: Tensor, offset: int) -> Span:
         """Describe ``tensor``, whose first element is at byte ``offset``."""
         shape = tuple(tensor.shape)
         strides = tensor.stride()
@@ -114,7 +140,7 @@ class Arena:
                 break
             reach += (extent - 1) * stride
         nbytes = reach * tensor.element_size()
-        return Span(self.space, offset, nbytes, tensor.dtype, shape, strides, generation)
+        return Span(self.space, offset, nbytes, tensor.dtype, shape, strides)
 
     def view(self, span: Span) -> Tensor:
         """The bytes of ``span`` as a tensor, for a kernel body that runs now."""
@@ -126,6 +152,31 @@ class Arena:
     def address(self, offset: int) -> int:
         """Address shown for ``offset``: the same in every run."""
         return self.base_address + offset
+
+
+def _let_go(_: Tensor) -> None:
+    """Called when an alias died; the reference to its tensor goes with the call."""
+
+
+def _anonymous_file(size: int) -> int | None:
+    """Descriptor of a sparse file in memory, or ``None`` where the system has none (not Linux)."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    file = os.memfd_create("pinned", os.MFD_CLOEXEC)
+    os.ftruncate(file, size)
+    return file
+
+
+def _map(size: int, file: int | None) -> mmap.mmap:
+    if file is not None:
+        return mmap.mmap(file, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = mmap.mmap(-1, size, flags=flags)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # a trial touches a few blocks: a huge page would clear 2 MiB for each
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
 
 
 class SegmentSpace:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from atom.device.allocator_statistics import AllocatorStatistics
 from atom.device.arena import SegmentSpace
 from atom.errors import DeviceError, DeviceOutOfMemory
 
@@ -111,34 +112,6 @@ class Block:
     reference: Any = None
 
 
-class _Statistic:
-    __slots__ = ("allocated", "current", "freed", "peak")
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.allocated = self.freed = 0
-
-    def add(self, amount: int) -> None:
-        self.current += amount
-        if amount > 0:
-            self.allocated += amount
-            self.peak = max(self.peak, self.current)
-        else:
-            self.freed -= amount
-
-
-_STATISTICS = (
-    "allocation",
-    "allocated_bytes",
-    "requested_bytes",
-    "active",
-    "active_bytes",
-    "segment",
-    "reserved_bytes",
-    "inactive_split",
-    "inactive_split_bytes",
-)
-
-
 class CachingAllocator:
     """See the module's text.
 
@@ -157,14 +130,9 @@ class CachingAllocator:
         self._capture: PoolPair | None = None
         self._deferred: list[Block] = []
         self._waiting: dict[int, deque[tuple[Any, Block]]] = {}
-        self._retries = 0
-        self._failures = 0
+        self._statistics = AllocatorStatistics()
+        #: blocks with a user, by offset
         self.live: dict[int, Block] = {}
-        self._statistics = {
-            f"{name}.{kind}": _Statistic()
-            for name in _STATISTICS
-            for kind in ("all", "small_pool", "large_pool")
-        }
 
     # -- allocation
     def allocate(self, nbytes: int, stream_id: int, *, site: str = "") -> Block:
@@ -180,12 +148,12 @@ class CachingAllocator:
         block = self._best_fit(pool, size, stream_id)
         if block is None:
             block = self._new_segment(pair, pool, size, stream_id)
-        if block is None:
-            self._retries += 1
+        if block is None and self._capture is None:
+            self._statistics.retries += 1
             self._release_cached()
             block = self._new_segment(pair, pool, size, stream_id)
         if block is None:
-            self._failures += 1
+            self._statistics.failures += 1
             raise DeviceOutOfMemory(self._explain(nbytes, size, site))
         self._split(block, size)
         block.requested = nbytes
@@ -195,11 +163,11 @@ class CachingAllocator:
         block.allocated_at = self._clock()
         self.live[block.offset] = block
         kind = block.pool.small
-        self._count("allocation", kind, 1)
-        self._count("allocated_bytes", kind, block.size)
-        self._count("requested_bytes", kind, nbytes)
-        self._count("active", kind, 1)
-        self._count("active_bytes", kind, block.size)
+        self._statistics.count("allocation", kind, 1)
+        self._statistics.count("allocated_bytes", kind, block.size)
+        self._statistics.count("requested_bytes", kind, nbytes)
+        self._statistics.count("active", kind, 1)
+        self._statistics.count("active_bytes", kind, block.size)
         return block
 
     def _best_fit(self, pool: Pool, size: int, stream_id: int) -> Block | None:
@@ -220,8 +188,8 @@ class CachingAllocator:
             return None
         self._work.segment_cost()
         pair.segments += 1
-        self._count("segment", pool.small, 1)
-        self._count("reserved_bytes", pool.small, nbytes)
+        self._statistics.count("segment", pool.small, 1)
+        self._statistics.count("reserved_bytes", pool.small, nbytes)
         return Block(offset, nbytes, stream_id, pool, pair)
 
     def _split(self, block: Block, size: int) -> None:
@@ -249,8 +217,8 @@ class CachingAllocator:
         block.reference = None
         del self.live[block.offset]
         kind = block.pool.small
-        self._count("allocation", kind, -1)
-        self._count("allocated_bytes", kind, -block.size)
+        self._statistics.count("allocation", kind, -1)
+        self._statistics.count("allocated_bytes", kind, -block.size)
         if not block.used_by:
             self._return(block)
         elif self._capture is not None:
@@ -266,7 +234,10 @@ class CachingAllocator:
         block.used_by.clear()
 
     def _process_events(self) -> None:
-        if self._deferred and self._capture is None:
+        if self._capture is not None:
+            # an event query is not allowed while a graph is captured
+            return
+        if self._deferred:
             deferred, self._deferred = self._deferred, []
             for block in deferred:
                 self._insert_events(block)
@@ -279,9 +250,9 @@ class CachingAllocator:
 
     def _return(self, block: Block) -> None:
         kind = block.pool.small
-        self._count("active", kind, -1)
-        self._count("active_bytes", kind, -block.size)
-        self._count("requested_bytes", kind, -block.requested)
+        self._statistics.count("active", kind, -1)
+        self._statistics.count("active_bytes", kind, -block.size)
+        self._statistics.count("requested_bytes", kind, -block.requested)
         for neighbour in (block.previous, block.next):
             if neighbour is not None and self._is_free(neighbour):
                 self._remove(neighbour)
@@ -323,14 +294,13 @@ class CachingAllocator:
         self._release_cached()
 
     def _release_cached(self) -> None:
-        if self._capture is None:
-            self._process_events()
-            for waiting in self._waiting.values():
-                for mark, _ in waiting:
-                    self._work.wait(mark)
-            self._process_events()
-            # returning memory to the driver waits for the device, as cudaFree does
-            self._work.wait_all()
+        self._process_events()
+        for waiting in self._waiting.values():
+            for mark, _ in waiting:
+                self._work.wait(mark)
+        self._process_events()
+        # returning memory to the driver waits for the device, as cudaFree does
+        self._work.wait_all()
         for pair in [self._public, *(pair for pair in self._private if pair.released)]:
             for pool in (pair.small, pair.large):
                 for free in pool.free.values():
@@ -340,8 +310,8 @@ class CachingAllocator:
                             self._space.give(offset, block.size)
                             self._work.segment_cost()
                             pair.segments -= 1
-                            self._count("segment", pool.small, -1)
-                            self._count("reserved_bytes", pool.small, -block.size)
+                            self._statistics.count("segment", pool.small, -1)
+                            self._statistics.count("reserved_bytes", pool.small, -block.size)
         self._private = [p for p in self._private if not p.released or p.segments]
 
     # -- private pools
@@ -360,27 +330,14 @@ class CachingAllocator:
         pair.released = True
 
     # -- statistics
-    def _count(self, name: str, small: bool, amount: int) -> None:
-        self._statistics[f"{name}.all"].add(amount)
-        self._statistics[f"{name}.small_pool" if small else f"{name}.large_pool"].add(amount)
-
     def _count_split(self, block: Block, sign: int) -> None:
         if block.previous is not None or block.next is not None:
-            self._count("inactive_split", block.pool.small, sign)
-            self._count("inactive_split_bytes", block.pool.small, sign * block.size)
+            self._statistics.count("inactive_split", block.pool.small, sign)
+            self._statistics.count("inactive_split_bytes", block.pool.small, sign * block.size)
 
     def statistics(self) -> dict[str, int]:
         """Counters by PyTorch's names."""
-        figures = {
-            f"{name}.{part}": getattr(statistic, part)
-            for name, statistic in self._statistics.items()
-            for part in ("current", "peak", "allocated", "freed")
-        }
-        return {
-            **figures,
-            "num_alloc_retries": self._retries,
-            "num_ooms": self._failures,
-        }
+        return self._statistics.figures()
 
     def _explain(self, nbytes: int, size: int, site: str) -> str:
         figures = self.statistics()

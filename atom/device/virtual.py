@@ -18,21 +18,18 @@ parts, so that a reader can see half of it.
 
 from __future__ import annotations
 
-import os
 import random
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from atom.device.arena import Arena, OwnedSlice, Span
-from atom.device.caching_allocator import Block, CachingAllocator
+from atom.device.arena import Span
+from atom.device.caching_allocator import Block
 from atom.device.capture_guard import refuse_captured_tensors
 from atom.device.interface import (
     CopyPath,
@@ -44,7 +41,7 @@ from atom.device.interface import (
     Scalar,
     Stream,
 )
-from atom.device.pinned_allocator import PinnedAllocator, PinnedBuffer
+from atom.device.pinned_allocator import PinnedBuffer
 from atom.device.profiles import GIBIBYTE, CopyLane, DeviceProfile, find_profile
 from atom.device.queue_model import (
     Mode,
@@ -55,14 +52,12 @@ from atom.device.queue_model import (
     StreamState,
 )
 from atom.device.timeline import Recorder, Timeline
+from atom.device.virtual_memory import Operand, VirtualMemory
 from atom.device.virtual_streams import VirtualEvent, VirtualGraph, VirtualStream, foreign
 from atom.errors import BadInput, DeviceError, FreedPinnedBuffer, WrongDevice
 from atom.evidence import Evidence
 
 STREAMS_A_PRIORITY = 32
-_DEVICE_ADDRESS = 0x7F00_0000_0000
-_PINNED_ADDRESS = 0x7E00_0000_0000
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _devices: weakref.WeakSet[VirtualDevice] = weakref.WeakSet()
 
 Chooser: TypeAlias = Callable[[list[Part]], Part]
@@ -143,18 +138,14 @@ class VirtualDevice(Device):
         self.on_host_call: Callable[[], None] | None = None
         self._clock = 0.0
         self._owed = 0.0
-        self._arena = Arena("device", memory_bytes, _DEVICE_ADDRESS)
-        self._host_arena = Arena("pinned", pinned_bytes, _PINNED_ADDRESS)
-        self._allocator = CachingAllocator(self._arena.size, self, self.host_seconds)
-        self._pinned = PinnedAllocator(self._host_arena.size, self)
-        self._dead: list[Any] = []
-        #: private pools whose graph died
-        self.dead_pools: list[Any] = []
+        self.memory = VirtualMemory(
+            memory_bytes, pinned_bytes, self, self.host_seconds, self._block_died
+        )
         self._graph: VirtualGraph | None = None
         self._recorder: Recorder | None = None
         self._streams: dict[int, StreamState] = {}
-        self._pools: dict[int, list[VirtualStream]] = {0: [], -1: []}
-        self._handed: dict[int, int] = {0: 0, -1: 0}
+        self._pools: tuple[list[VirtualStream], list[VirtualStream]] = ([], [])
+        self._handed = [0, 0]
         self.default_stream: VirtualStream = self._make_stream(0, 0, 0)
         _devices.add(self)
 
@@ -162,20 +153,20 @@ class VirtualDevice(Device):
         return f"VirtualDevice({self.profile.name}, {self.profile.hardware_queues} queues)"
 
     # -- streams and events
-    def _make_stream(self, stream_id: int, index: int, priority: int) -> VirtualStream:
-        state = StreamState(stream_id, index, -priority)
+    def _make_stream(self, stream_id: int, index: int, group: int) -> VirtualStream:
+        state = StreamState(stream_id, index, group)
         self._streams[stream_id] = state
         return VirtualStream(self, state)
 
     def new_stream(self, priority: int = 0) -> VirtualStream:
         """A stream from the pool: 32 a priority (normal, or high below 0), then the first again."""
-        level = -1 if priority < 0 else 0
-        pool, place = self._pools[level], self._handed[level]
-        self._handed[level] = (place + 1) % STREAMS_A_PRIORITY
+        group = 1 if priority < 0 else 0
+        pool, place = self._pools[group], self._handed[group]
+        self._handed[group] = (place + 1) % STREAMS_A_PRIORITY
         if place == len(pool):
-            first = 1 if level == 0 else 1 + STREAMS_A_PRIORITY
-            index = place + 1 if level == 0 else place
-            pool.append(self._make_stream(first + place, index, level))
+            # the default stream is the first of the normal ones
+            stream_id = 1 + group * STREAMS_A_PRIORITY + place
+            pool.append(self._make_stream(stream_id, place + 1 - group, group))
         return pool[place]
 
     def new_event(self, timing: bool = False) -> VirtualEvent:
@@ -215,7 +206,7 @@ class VirtualDevice(Device):
 
     def host_call(self, seconds: float, *, exact: bool = False) -> None:
         """Start of every host call: see what died, charge the call, let the device catch up."""
-        self._collect()
+        self.memory.collect()
         jitter = self.profile.jitter
         if jitter and not exact:
             seconds *= 1 + jitter * (2 * self._host_generator.random() - 1)
@@ -275,79 +266,46 @@ class VirtualDevice(Device):
         self._owed += self.profile.segment_seconds
 
     # -- memory
-    def _collect(self) -> None:
-        """Free what died since the last host call, as of now."""
-        while self._dead:
-            owned = self._dead.pop(0).block
-            if isinstance(owned, PinnedBuffer):
-                self._pinned.free(owned)
-                continue
-            if self._recorder is not None:
-                self._recorder.block(owned, self._arena.address(owned.offset), self._clock)
-            self._allocator.free(owned)
-        while self.dead_pools:
-            self._allocator.release_pool(self.dead_pools.pop(0))
-
-    def _own(self, owner: Any, block: Block | PinnedBuffer) -> None:
-        reference = OwnedSlice(owner, self._dead.append)
-        reference.block = block
-        block.reference = reference
-
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, *, stream: Stream | None = None
     ) -> Tensor:
         """An uninitialised contiguous device tensor from the caching allocator.
 
         Raises:
+            BadInput: a negative extent.
             DeviceOutOfMemory: with the sizes and what holds the memory.
             DeviceError: inside a capture, for another stream than the default one.
         """
-        own = self.own_stream(stream)
-        self._refuse_foreign_capture(own, "an allocation")
-        self.host_call(self.profile.allocate_seconds)
-        nbytes = prod(shape) * dtype.itemsize
-        if nbytes == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
-        block = self._allocator.allocate(nbytes, own.stream_id, site=_site())
-        tensor, owner = self._arena.tensor(block.offset, nbytes, shape, dtype)
-        self._own(owner, block)
-        return tensor
+        own = self._work_call(stream, "an allocation", self.profile.allocate_seconds)
+        return self.memory.empty(shape, dtype, own.stream_id)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised pinned host tensor.
 
         Raises:
+            BadInput: a negative extent.
             DeviceOutOfMemory: the pinned arena is full.
         """
         self.host_call(self.profile.allocate_seconds)
-        nbytes = prod(shape) * dtype.itemsize
-        if nbytes == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
-        buffer = self._pinned.allocate(nbytes, site=_site())
-        tensor, owner = self._host_arena.tensor(buffer.offset, nbytes, shape, dtype)
-        self._own(owner, buffer)
-        return tensor
+        return self.memory.pinned(shape, dtype)
 
     def mapped(self, pinned: Tensor) -> Tensor:
-        """``pinned`` as kernels see it: an alias over the same bytes that a kernel may write.
+        """``pinned`` as kernels see it: an alias over the same bytes, which keeps it alive.
 
         Raises:
-            BadInput: it is not a pinned tensor of this device.
+            DeviceError: it is not a contiguous pinned tensor of this device.
         """
-        if pinned.numel() and self._host_arena.offset(pinned) is None:
-            raise BadInput("mapped() takes a tensor made by this device's pinned()")
-        return pinned.view(pinned.shape)
+        return self.memory.mapped(pinned)
 
     def record_stream(self, tensor: Tensor, stream: Stream) -> None:
         """Tell the allocator that ``stream`` uses ``tensor``: its free waits for that stream."""
         own = self.own_stream(stream)
-        self.host_call(0.0)
+        self.host_call(self.profile.query_seconds)
         if tensor.numel():
-            self._allocator.record_stream(self._block(tensor), own.stream_id)
+            self.memory.blocks.record_stream(self._block(tensor), own.stream_id)
 
     def _block(self, tensor: Tensor) -> Block:
-        start = tensor.untyped_storage().data_ptr() - self._arena.memory.ctypes.data
-        block = self._allocator.live.get(start)
+        block = self.memory.block_of(tensor)
         if block is None:
             raise self._not_ours(tensor, "the tensor")
         return block
@@ -360,53 +318,35 @@ class VirtualDevice(Device):
 
     def memory_stats(self) -> dict[str, int]:
         """PyTorch's allocator statistics, by PyTorch's names."""
-        self._collect()
-        return self._allocator.statistics()
+        self.memory.collect()
+        return self.memory.blocks.statistics()
 
     def empty_cache(self) -> None:
         """Give unused cached segments back."""
         self.refuse_in_capture("emptying the cache")
         self.host_call(self.profile.segment_seconds)
-        self._allocator.empty_cache()
+        self.memory.blocks.empty_cache()
 
     def address(self, tensor: Tensor) -> int:
         """Address of the first byte of ``tensor``'s view, the same in every run."""
-        for arena in (self._arena, self._host_arena):
-            offset = arena.offset(tensor)
-            if offset is not None:
-                return arena.address(offset)
-        return tensor.data_ptr()
+        return self.memory.address(tensor)
 
-    # -- operands
-    def _span(self, tensor: Tensor, what: str) -> tuple[Span, PinnedBuffer | None]:
+    def _operand(self, tensor: Tensor, what: str) -> Operand:
         if not isinstance(tensor, Tensor):
             raise BadInput(f"{what} is a {type(tensor).__name__}; expected a tensor")
-        if tensor.numel() == 0:
-            return self._arena.span(tensor, 0), None
-        offset = self._arena.offset(tensor)
-        if offset is not None:
-            return self._arena.span(tensor, offset), None
-        offset = self._host_arena.offset(tensor)
-        if offset is None:
+        operand = self.memory.operand(tensor)
+        if operand is None:
             raise self._not_ours(tensor, what)
-        buffer = self._pinned.find(offset)
-        assert buffer is not None
-        return self._host_arena.span(tensor, offset, buffer.generation), buffer
+        return operand
 
     def _not_ours(self, tensor: Tensor, what: str) -> Exception:
         for other in _devices:
-            if other is not self and (
-                other._arena.offset(tensor) is not None
-                or other._host_arena.offset(tensor) is not None
-            ):
+            if other is not self and other.memory.operand(tensor) is not None:
                 return WrongDevice(f"{what} lies on another device, {other!r}, not on {self!r}")
         return BadInput(
             f"{what} (shape {tuple(tensor.shape)}, {tensor.dtype}) is an ordinary host tensor; "
             "expected one made by this device's empty() or pinned()"
         )
-
-    def _view(self, span: Span) -> Tensor:
-        return (self._arena if span.space == "device" else self._host_arena).view(span)
 
     # -- work
     def enqueue(
@@ -418,7 +358,7 @@ class VirtualDevice(Device):
             return
         if operation.kind in (OperationKind.ENGINE_COPY, OperationKind.KERNEL_COPY):
             for buffer, _ in pinned:
-                self._pinned.record_copy(buffer, stream.stream_id)
+                self.memory.buffers.record_copy(buffer, stream.stream_id)
         self.model.submit(operation, stream.state, own_lane=own_lane)
 
     def launch(
@@ -441,19 +381,21 @@ class VirtualDevice(Device):
         """
         own = self._work_call(stream, kernel.name, self.profile.launch_seconds)
         refuse_captured_tensors(kernel.name, kernel.body, scalars)
-        spans: list[list[Span]] = [[], []]
+        spans: tuple[list[Span], list[Span]] = ([], [])
         pinned: list[tuple[PinnedBuffer, int]] = []
         device_bytes = pinned_bytes = 0
         for role, tensors in enumerate((reads, writes)):
             for place, tensor in enumerate(tensors):
                 what = f"{('reads', 'writes')[role]}[{place}] of kernel {kernel.name!r}"
-                span, buffer = self._span(tensor, what)
+                span, buffer, mapped = self._operand(tensor, what)
                 spans[role].append(span)
                 if buffer is None:
                     device_bytes += span.nbytes
-                else:
-                    pinned_bytes += span.nbytes
-                    pinned.append((buffer, buffer.generation))
+                    continue
+                if not mapped:
+                    raise DeviceError(f"{what} is a host tensor; pass device.mapped(tensor)")
+                pinned_bytes += span.nbytes
+                pinned.append((buffer, buffer.generation))
         profile = self.profile
         seconds = profile.kernel_seconds + max(
             flops / profile.matmul_flops_per_second,
@@ -492,7 +434,9 @@ class VirtualDevice(Device):
                     "the tensor until an event after the kernel was waited on"
                 )
         try:
-            kernel.body(tuple(map(self._view, reads)), tuple(map(self._view, writes)), *scalars)
+            kernel.body(
+                tuple(map(self.memory.view, reads)), tuple(map(self.memory.view, writes)), *scalars
+            )
         except Exception as error:
             error.add_note(f"in kernel {kernel.name!r} of {self!r}")
             raise
@@ -518,8 +462,8 @@ class VirtualDevice(Device):
                 f"copy of {tuple(source.shape)} {source.dtype} into {tuple(target.shape)} "
                 f"{target.dtype}: both ends need one type and one number of elements"
             )
-        to, to_buffer = self._span(target, "the copy's target")
-        origin, origin_buffer = self._span(source, "the copy's source")
+        to, to_buffer, _ = self._operand(target, "the copy's target")
+        origin, origin_buffer, _ = self._operand(source, "the copy's source")
         if not (to.contiguous and origin.contiguous):
             raise BadInput("copy: both ends must be contiguous; copy the pieces one by one")
         if to.nbytes == 0:
@@ -531,8 +475,9 @@ class VirtualDevice(Device):
         else:
             direction = "d2h" if to_buffer is not None else "h2d"
         pinned = tuple((b, b.generation) for b in (to_buffer, origin_buffer) if b is not None)
-        sink = self._arena if to_buffer is None else self._host_arena
-        well = self._arena if origin_buffer is None else self._host_arena
+        memory = self.memory
+        sink = memory.device if to_buffer is None else memory.host
+        well = memory.device if origin_buffer is None else memory.host
         nbytes = to.nbytes
         unit = target.element_size()
         half = nbytes // 2 // unit * unit
@@ -644,16 +589,16 @@ class VirtualDevice(Device):
         self.refuse_in_capture("a capture")
         self.synchronize()
         self.empty_cache()
-        graph = VirtualGraph(self, self._allocator.begin_capture())
+        graph = VirtualGraph(self, self.memory.blocks.begin_capture())
         self._graph = graph
         try:
             yield graph
             graph.complete = True
         finally:
             # what died inside the capture was freed inside it
-            self._collect()
+            self.memory.collect()
             self._graph = None
-            self._allocator.end_capture()
+            self.memory.blocks.end_capture()
 
     def refuse_in_capture(self, what: str) -> None:
         """Refuse what a capture cannot hold.
@@ -674,7 +619,7 @@ class VirtualDevice(Device):
     # -- schedule mode
     def ready(self) -> list[Part]:
         """Schedule mode: what may run now, in order of submission."""
-        self._collect()
+        self.memory.collect()
         return self.model.ready()
 
     def step(self, part: Part) -> None:
@@ -683,13 +628,17 @@ class VirtualDevice(Device):
         Raises:
             DeviceError: it is not ready.
         """
-        self._collect()
+        self.memory.collect()
         self.model.step(part)
 
     # -- timeline
+    def _block_died(self, block: Block) -> None:
+        if self._recorder is not None:
+            self._recorder.block(block, self.memory.device.address(block.offset), self._clock)
+
     def trace(self, on: bool = True) -> None:
         """Start (afresh) or stop keeping records for :meth:`timeline`."""
-        self._collect()
+        self.memory.collect()
         self._recorder = Recorder() if on else None
         self.model.on_finished = self._recorder.operation if self._recorder else None
 
@@ -699,21 +648,14 @@ class VirtualDevice(Device):
         Raises:
             DeviceError: tracing is off.
         """
-        self._collect()
+        self.memory.collect()
         if self._recorder is None:
             raise DeviceError("tracing is off: call trace(True) before the work")
         living = [
-            Recorder.describe(block, self._arena.address(block.offset), None)
-            for block in self._allocator.live.values()
+            Recorder.describe(block, self.memory.device.address(block.offset), None)
+            for block in self.memory.blocks.live.values()
         ]
         blocks = sorted(
             [*self._recorder.blocks, *living], key=lambda record: record.allocated_seconds
         )
         return Timeline(tuple(self._recorder.work), tuple(blocks))
-
-
-def _site() -> str:
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -138,7 +138,7 @@ class VirtualGraph:
         self.device = device
         self.work: list[tuple[Operation, bool, tuple[tuple[PinnedBuffer, int], ...]]] = []
         self.complete = False
-        weakref.finalize(self, device.dead_pools.append, pool).atexit = False
+        weakref.finalize(self, device.memory.dead_pools.append, pool).atexit = False
 
     def add(
         self,
