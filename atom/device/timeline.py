@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atom.device.arena import Span
 from atom.device.caching_allocator import Block
-from atom.device.queue_model import Operation, OperationKind
+from atom.device.operations import Operation, OperationKind
 
 
 @dataclass(frozen=True)

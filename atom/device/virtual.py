@@ -28,9 +28,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from atom.device.arena import Span
 from atom.device.caching_allocator import Block
-from atom.device.capture_guard import refuse_captured_tensors
 from atom.device.interface import (
     CopyPath,
     Device,
@@ -41,27 +39,20 @@ from atom.device.interface import (
     Scalar,
     Stream,
 )
-from atom.device.pinned_allocator import PinnedBuffer
-from atom.device.profiles import GIBIBYTE, CopyLane, DeviceProfile, find_profile
-from atom.device.queue_model import (
-    Mode,
-    Operation,
-    OperationKind,
-    Part,
-    QueueModel,
-    StreamState,
-)
+from atom.device.operation_factory import OperationFactory, Prepared
+from atom.device.operations import Mode, Operation, OperationKind, Part, StreamState
+from atom.device.profiles import GIBIBYTE, DeviceProfile, find_profile
+from atom.device.queue_model import QueueModel
 from atom.device.timeline import Recorder, Timeline
 from atom.device.virtual_memory import Operand, VirtualMemory
 from atom.device.virtual_streams import VirtualEvent, VirtualGraph, VirtualStream, foreign
-from atom.errors import BadInput, DeviceError, FreedPinnedBuffer, WrongDevice
+from atom.errors import BadInput, DeviceError, WrongDevice
 from atom.evidence import Evidence
 
 STREAMS_A_PRIORITY = 32
 _devices: weakref.WeakSet[VirtualDevice] = weakref.WeakSet()
 
 Chooser: TypeAlias = Callable[[list[Part]], Part]
-_Pinned: TypeAlias = tuple[tuple[PinnedBuffer, int], ...]
 
 
 def profile_properties(
@@ -141,6 +132,7 @@ class VirtualDevice(Device):
         self.memory = VirtualMemory(
             memory_bytes, pinned_bytes, self, self.host_seconds, self._block_died
         )
+        self._factory = OperationFactory(found, self.memory, self._operand)
         self._graph: VirtualGraph | None = None
         self._recorder: Recorder | None = None
         self._streams: dict[int, StreamState] = {}
@@ -349,17 +341,16 @@ class VirtualDevice(Device):
         )
 
     # -- work
-    def enqueue(
-        self, operation: Operation, stream: VirtualStream, own_lane: bool, pinned: _Pinned
-    ) -> None:
-        """Queue ``operation``, or keep it for the graph that is being captured."""
+    def enqueue(self, prepared: Prepared, stream: VirtualStream) -> None:
+        """Queue ``prepared``, or keep it for the graph that is being captured."""
         if self._graph is not None:
-            self._graph.add(operation, own_lane, pinned)
+            self._graph.add(prepared)
             return
+        operation = prepared.operation
         if operation.kind in (OperationKind.ENGINE_COPY, OperationKind.KERNEL_COPY):
-            for buffer, _ in pinned:
+            for buffer, _ in prepared.pinned:
                 self.memory.buffers.record_copy(buffer, stream.stream_id)
-        self.model.submit(operation, stream.state, own_lane=own_lane)
+        self.model.submit(operation, stream.state, own_lane=prepared.own_lane)
 
     def launch(
         self,
@@ -376,70 +367,12 @@ class VirtualDevice(Device):
         Raises:
             TensorCaptured: the body or a scalar reaches a tensor.
             BadInput: an operand is an ordinary tensor.
+            DeviceError: an operand is a pinned tensor that is not ``mapped``.
             WrongDevice: the stream or an operand is another device's.
             FreedPinnedBuffer: an earlier queued kernel reached a dropped pinned buffer.
         """
         own = self._work_call(stream, kernel.name, self.profile.launch_seconds)
-        refuse_captured_tensors(kernel.name, kernel.body, scalars)
-        spans: tuple[list[Span], list[Span]] = ([], [])
-        pinned: list[tuple[PinnedBuffer, int]] = []
-        device_bytes = pinned_bytes = 0
-        for role, tensors in enumerate((reads, writes)):
-            for place, tensor in enumerate(tensors):
-                what = f"{('reads', 'writes')[role]}[{place}] of kernel {kernel.name!r}"
-                span, buffer, mapped = self._operand(tensor, what)
-                spans[role].append(span)
-                if buffer is None:
-                    device_bytes += span.nbytes
-                    continue
-                if not mapped:
-                    raise DeviceError(f"{what} is a host tensor; pass device.mapped(tensor)")
-                pinned_bytes += span.nbytes
-                pinned.append((buffer, buffer.generation))
-        profile = self.profile
-        seconds = profile.kernel_seconds + max(
-            flops / profile.matmul_flops_per_second,
-            device_bytes / profile.device_bytes_per_second,
-            pinned_bytes / profile.d2h_bytes_per_second,
-        )
-        read_spans, write_spans, buffers = tuple(spans[0]), tuple(spans[1]), tuple(pinned)
-
-        def run(_: int) -> None:
-            self._run_kernel(kernel, read_spans, write_spans, scalars, buffers)
-
-        operation = Operation(
-            OperationKind.KERNEL,
-            kernel.name,
-            seconds,
-            occupancy=kernel.occupancy,
-            run=run,
-            reads=read_spans,
-            writes=write_spans,
-        )
-        self.enqueue(operation, own, False, buffers)
-
-    def _run_kernel(
-        self,
-        kernel: Kernel,
-        reads: tuple[Span, ...],
-        writes: tuple[Span, ...],
-        scalars: tuple[Scalar, ...],
-        pinned: _Pinned,
-    ) -> None:
-        for buffer, generation in pinned:
-            if buffer.generation != generation:
-                raise FreedPinnedBuffer(
-                    f"kernel {kernel.name!r} ran after its pinned buffer of {buffer.size} bytes "
-                    f"(from {buffer.site}) was dropped. Kernels do not guard pinned memory: keep "
-                    "the tensor until an event after the kernel was waited on"
-                )
-        try:
-            kernel.body(
-                tuple(map(self.memory.view, reads)), tuple(map(self.memory.view, writes)), *scalars
-            )
-        except Exception as error:
-            error.add_note(f"in kernel {kernel.name!r} of {self!r}")
-            raise
+        self.enqueue(self._factory.kernel(kernel, reads, writes, scalars, flops), own)
 
     def copy(
         self,
@@ -457,38 +390,9 @@ class VirtualDevice(Device):
             WrongDevice: the stream or an end is another device's.
         """
         own = self._work_call(stream, "copy", self.profile.copy_submit_seconds)
-        if target.dtype != source.dtype or target.numel() != source.numel():
-            raise BadInput(
-                f"copy of {tuple(source.shape)} {source.dtype} into {tuple(target.shape)} "
-                f"{target.dtype}: both ends need one type and one number of elements"
-            )
-        to, to_buffer, _ = self._operand(target, "the copy's target")
-        origin, origin_buffer, _ = self._operand(source, "the copy's source")
-        if not (to.contiguous and origin.contiguous):
-            raise BadInput("copy: both ends must be contiguous; copy the pieces one by one")
-        if to.nbytes == 0:
-            return
-        if to_buffer is not None and origin_buffer is not None:
-            raise BadInput("copy: both ends are pinned host memory; use torch on the host")
-        if to_buffer is None and origin_buffer is None:
-            direction = "d2d"
-        else:
-            direction = "d2h" if to_buffer is not None else "h2d"
-        pinned = tuple((b, b.generation) for b in (to_buffer, origin_buffer) if b is not None)
-        memory = self.memory
-        sink = memory.device if to_buffer is None else memory.host
-        well = memory.device if origin_buffer is None else memory.host
-        nbytes = to.nbytes
-        unit = target.element_size()
-        half = nbytes // 2 // unit * unit
-        sink_bytes = sink.memory[to.offset : to.offset + nbytes]
-        well_bytes = well.memory[origin.offset : origin.offset + nbytes]
-
-        def run(part: int) -> None:
-            piece = slice(0, half) if part == 0 else slice(half, nbytes)
-            sink_bytes[piece] = well_bytes[piece]
-
-        self._transfer(direction, nbytes, path, own, run, (origin,), (to,), pinned)
+        prepared = self._factory.copy(target, source, path)
+        if prepared is not None:
+            self.enqueue(prepared, own)
 
     def traffic(
         self,
@@ -504,70 +408,17 @@ class VirtualDevice(Device):
             BadInput: an unknown direction or fewer than one byte.
         """
         own = self._work_call(stream, "traffic", self.profile.copy_submit_seconds)
-        if direction not in ("d2h", "h2d") or nbytes < 1:
-            raise BadInput(
-                f"traffic({nbytes}, {direction!r}): expected at least 1 byte and d2h or h2d"
-            )
-        self._transfer(direction, nbytes, path, own, None, (), (), ())
-
-    def _transfer(
-        self,
-        direction: str,
-        nbytes: int,
-        path: CopyPath,
-        stream: VirtualStream,
-        run: Callable[[int], None] | None,
-        reads: tuple[Span, ...],
-        writes: tuple[Span, ...],
-        pinned: _Pinned,
-    ) -> None:
-        profile = self.profile
-        if direction == "d2d":
-            path, seconds = CopyPath.KERNEL, 2 * nbytes / profile.device_bytes_per_second
-        elif direction == "d2h":
-            seconds = nbytes / profile.d2h_bytes_per_second
-        else:
-            seconds = nbytes / profile.h2d_bytes_per_second
-        if path is CopyPath.ENGINE and nbytes <= profile.small_copy_bytes:
-            path = profile.small_copy_path
-        engine = direction if path is CopyPath.ENGINE else None
-        if run is None:
-            kind, parts = OperationKind.TRAFFIC, 1
-        else:
-            kind = OperationKind.ENGINE_COPY if engine else OperationKind.KERNEL_COPY
-            parts = 2
-        operation = Operation(
-            kind,
-            f"{direction} {nbytes} bytes",
-            seconds if engine else seconds + profile.kernel_seconds,
-            engine=engine,
-            parts=parts,
-            run=run,
-            reads=reads,
-            writes=writes,
-        )
-        own_lane = engine is not None and profile.engine_copy_lane is CopyLane.OWN
-        self.enqueue(operation, stream, own_lane, pinned)
+        self.enqueue(self._factory.traffic(nbytes, direction, path), own)
 
     def matmul(self, size: int, *, stream: Stream | None = None) -> None:
         """Queue a ``size x size x size`` bfloat16 matmul; takes time and moves no bytes."""
         own = self._work_call(stream, "matmul", self.profile.launch_seconds)
-        if size < 1:
-            raise BadInput(f"matmul({size}): expected at least 1")
-        profile = self.profile
-        seconds = profile.kernel_seconds + 2 * size**3 / profile.matmul_flops_per_second
-        operation = Operation(
-            OperationKind.MATMUL, f"matmul {size}", seconds, occupancy=profile.matmul_occupancy
-        )
-        self.enqueue(operation, own, False, ())
+        self.enqueue(self._factory.matmul(size), own)
 
     def spin(self, seconds: float, *, stream: Stream | None = None) -> None:
         """Queue a kernel that does nothing for ``seconds``."""
         own = self._work_call(stream, "spin", self.profile.launch_seconds)
-        if not 0 <= seconds < float("inf"):
-            raise BadInput(f"spin({seconds}): expected a finite number of seconds of at least 0")
-        operation = Operation(OperationKind.SPIN, "spin", seconds + self.profile.kernel_seconds)
-        self.enqueue(operation, own, False, ())
+        self.enqueue(self._factory.spin(seconds), own)
 
     def _work_call(self, stream: Stream | None, what: str, seconds: float) -> VirtualStream:
         own = self.own_stream(stream)

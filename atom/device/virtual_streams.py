@@ -6,12 +6,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from atom.device.interface import Event, Stream
-from atom.device.queue_model import Operation, StreamState
+from atom.device.operations import Operation, StreamState
 from atom.errors import DeviceError, FreedPinnedBuffer, WrongDevice
 
 if TYPE_CHECKING:
     from atom.device.caching_allocator import PoolPair
-    from atom.device.pinned_allocator import PinnedBuffer
+    from atom.device.operation_factory import Prepared
     from atom.device.virtual import VirtualDevice
 
 
@@ -136,18 +136,13 @@ class VirtualGraph:
 
     def __init__(self, device: VirtualDevice, pool: PoolPair) -> None:
         self.device = device
-        self.work: list[tuple[Operation, bool, tuple[tuple[PinnedBuffer, int], ...]]] = []
+        self.work: list[Prepared] = []
         self.complete = False
         weakref.finalize(self, device.memory.dead_pools.append, pool).atexit = False
 
-    def add(
-        self,
-        operation: Operation,
-        own_lane: bool,
-        pinned: tuple[tuple[PinnedBuffer, int], ...],
-    ) -> None:
-        """Keep ``operation`` for the replays."""
-        self.work.append((operation, own_lane, pinned))
+    def add(self, prepared: Prepared) -> None:
+        """Keep work for the replays."""
+        self.work.append(prepared)
 
     def replay(self, stream: Stream | None = None) -> None:
         """Queue the captured work again, on the same addresses.
@@ -162,16 +157,16 @@ class VirtualGraph:
         if not self.complete:
             raise DeviceError("the graph's capture did not end well: there is nothing to replay")
         device.host_call(device.profile.graph_launch_seconds)
-        for operation, _, pinned in self.work:
-            for buffer, generation in pinned:
+        for prepared in self.work:
+            for buffer, generation in prepared.pinned:
                 if buffer.generation != generation:
                     raise FreedPinnedBuffer(
-                        f"graph replay: {operation.name!r} uses a pinned buffer of {buffer.size} "
-                        f"bytes (from {buffer.site}) that was dropped after the capture; keep "
-                        "pinned tensors of a graph alive while it is replayed"
+                        f"graph replay: {prepared.operation.name!r} uses a pinned buffer of "
+                        f"{buffer.size} bytes (from {buffer.site}) that was dropped after the "
+                        "capture; keep pinned tensors of a graph alive while it is replayed"
                     )
-        for operation, own_lane, pinned in self.work:
-            device.enqueue(operation.again(), own, own_lane, pinned)
+        for prepared in self.work:
+            device.enqueue(prepared._replace(operation=prepared.operation.again()), own)
 
 
 def foreign(kind: str, thing: Any, device: VirtualDevice) -> WrongDevice:
