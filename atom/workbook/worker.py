@@ -65,6 +65,8 @@ def execute(task: dict[str, Any], events: TextIO) -> tuple[str, str]:
             kernel_name="python3",
             progress_bar=False,
             request_save_on_cell_execute=False,
+            # what a kernel records is closed by then; a graceful end waits for a busy one
+            shutdown_kernel="immediate",
             cwd=str(root),
         )
     except PapermillExecutionError as error:
