@@ -172,11 +172,12 @@ class Book:
         anchor = f"claim-{claim_id}-{kind}"
         settled = claims.judge(claim, kind, **arguments, cell=anchor)
         self._settled[key] = settled
+        found = " · ".join(part for part in (settled.value, settled.detail) if part)
         _display_html(
             f'<div class="atom-verdict" id="{anchor}">{_badge(settled.verdict, "verdict")} '
             f"<b>{_text(claim_id)}</b> {_text(claim.claim)} {_badge(kind, 'evidence')}"
-            f'<div class="atom-found">{_text(settled.value)} {_text(settled.detail)}</div></div>',
-            f"[{settled.verdict}] {claim_id} ({kind}): {settled.value} {settled.detail}",
+            f'<div class="atom-found">{_text(found)}</div></div>',
+            f"[{settled.verdict}] {claim_id} ({kind}): {found}",
         )
         return settled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -226,12 +227,11 @@ def _ledger(
             if stem:
                 target = f"{stem}.html#{_text(settled.cell)}"
                 link = f'<a href="{target}">notebook {NOTEBOOKS[stem].number}</a>'
-            published = f"{claim.published_value} {claim.unit}" if claim.published_value else ""
             note = f'<div class="atom-found">{_text(settled.detail)}</div>'
             cells = (
                 f'<span id="{_text(claim.id)}-{evidence}">{_text(claim.id)}</span>',
                 _text(claim.claim),
-                _text(published),
+                _text(_published(claim)),
                 _verdict_badge(settled.verdict),
                 f'<span class="atom-evidence">{_text(evidence)}</span>',
                 _text(settled.value) + (note if settled.detail else ""),
@@ -242,6 +242,12 @@ def _ledger(
             row = "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in columns)
             verdict = str(settled.verdict)
             yield verdict, f'<tr data-verdict="{_text(verdict)}">{row}</tr>'
+
+
+def _published(claim: Claim) -> str:
+    """The published value; the unit stands behind plain numbers only."""
+    value = claim.published_value or ""
+    return f"{value} {claim.unit}" if re.fullmatch(r"[\d.,]+", value) else value
 
 
 def _machine(settled: Settled) -> str:
