@@ -79,6 +79,7 @@ def judge(
     processes: int | None = None,
     holds: bool | None = None,
     testable: bool = True,
+    undecided: str = "",
     reason: str = "",
     detail: str = "",
     machine: str | None = None,
@@ -106,6 +107,7 @@ def judge(
         processes: how many processes the totals came from, where only totals are known.
         holds: yes-or-no finding.
         testable: false where nothing here can test the claim.
+        undecided: why this evidence decides nothing either way; the verdict is ``inconclusive``.
         reason: why it was not run or is not testable.
         detail: further words for the reader.
         machine: slug of the hardware (measured) or name of the profile (simulated).
@@ -129,6 +131,9 @@ def judge(
     if claim.predicate is Predicate.RECORDED or not testable:
         verdict = Verdict.NOT_TESTABLE_HERE
         finding = _Finding(supports=None, value="", detail=reason or claim.note or "")
+    elif undecided:
+        verdict = Verdict.INCONCLUSIVE
+        finding = _Finding(supports=None, value=_shown(value), detail=undecided)
     elif not given:
         verdict, finding = Verdict.NOT_RUN, _Finding(supports=None, value="", detail=reason)
     else:
