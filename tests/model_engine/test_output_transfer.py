@@ -265,6 +265,24 @@ def test_clean_with_everything_in_flight(
         assert all(found != {7} for found in values)
 
 
+def test_clean_waits_on_the_handle_before_it_pops(device: VirtualDevice) -> None:
+    path = TokenIds(device, CopyProtocol.HOLD)
+    processor = path.processor
+    path.park()
+    payload = path.step(7)
+    block = weakref.ref(payload.raw)
+    path.send(payload)
+    del payload
+    alive: list[bool] = []
+    entry = processor.cpu_tensor_handle.pop()
+    spy = SpyEvent(entry.copy_done, lambda: alive.append(block() is not None))
+    processor.cpu_tensor_handle.append(entry._replace(copy_done=cast(Event, spy)))
+    del entry
+    processor.clean()
+    assert alive == [True]
+    assert block() is None
+
+
 def test_clean_on_nothing_is_fine(device: VirtualDevice) -> None:
     processor = TokenIDProcessor(device)
     processor.clean()

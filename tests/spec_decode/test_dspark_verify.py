@@ -283,6 +283,29 @@ def test_a_dropped_zero_copy_ell_gives_its_buffer_back_after_its_kernel() -> Non
     assert bench.ring._ell_oneoff_reserved == []
 
 
+def test_zero_copy_payloads_of_one_moment_have_slots_of_their_own() -> None:
+    bench = Bench(CopyProtocol.ZERO_COPY)
+    payloads = [bench.fresh(step) for step in range(SLOTS + 1)]
+    assert len({payload.slot for payload in payloads}) == SLOTS + 1
+    for step, payload in enumerate(payloads):
+        bench.ring.record_ell([step], bench.fresh(step, 1))
+        del payload
+    bench.device.synchronize()
+    assert bench.ring.ell_by_req == {0: 0, 1: 1, 2: 2}
+
+
+def test_an_abandoned_slot_waits_for_the_kernel_that_writes_it() -> None:
+    bench = Bench(CopyProtocol.ZERO_COPY)
+    bench.device.spin(PARK_SECONDS)
+    dropped = bench.fresh(1)
+    slot = dropped.slot
+    del dropped
+    gc.collect()
+    assert bench.fresh(2).slot is not slot
+    bench.device.synchronize()
+    assert bench.fresh(3).slot is slot
+
+
 def test_element_type_and_sizes_are_checked() -> None:
     bench = Bench()
     assert bench.ring.new_ell(1, 4).data.dtype == torch.int32
