@@ -2,10 +2,11 @@
 
 Nothing here is looked up: each combination of stream-to-queue mapping, path of the status copy,
 queue order, reach of an unresolved event wait and cost of a wait is a profile of the virtual
-device, and the benchmark's own trial runs on it. A process is one draw of the mapping, and rows that
-an author measured come from one process unless they say otherwise. So a combination is *consistent
-with* a set of rows if at least one draw gives simulated rates whose exact intervals meet those of
-all the rows at once. That is weaker than "explains" and says nothing of combinations left out.
+device, and the benchmark's own trial runs on it. A process is one draw of the mapping, and rows
+that an author measured come from one process unless they say otherwise. So a combination is
+*consistent with* a set of rows if at least one draw gives simulated rates whose exact intervals
+meet those of all the rows at once. That is weaker than "explains", and says nothing of
+combinations left out.
 """
 
 from __future__ import annotations

@@ -26,8 +26,13 @@ DRAFT_TOKENS = 3
 PREFILL_VALUE = 16384
 FEW_BYTES = 16
 STORE_STREAMS = 2
-#: an offload store is packed layer by layer, by as many kernels
-PACK_LAYERS = 16
+#: streams that pack and then store, each its share of the bytes
+PACK_STREAMS = 2
+SPARE_STREAMS = 7
+#: PyTorch's pool has 32 streams: 1 + 16 + 7 + 7 stay below
+MOST_STREAMS_BEFORE = 8
+#: an offload store is packed in chunks, by as many kernels
+PACK_CHUNKS = 4
 #: bytes of a packing kernel's buffers on the virtual device, which gets its duration told
 VIRTUAL_PACK_BYTES = 2**12
 
@@ -132,15 +137,19 @@ class TrialBench:
         self.device = device
         self.settings = settings
         self._random = np.random.default_rng(seed)
-        self._others = [device.new_stream() for _ in range(streams_before)]
+        # Streams of other libraries, in use: a mapping by load counts streams that have worked.
+        self._others = [device.new_stream() for _ in range(streams_before % MOST_STREAMS_BEFORE)]
         self.copy_stream = device.new_stream()
-        # Which of the other streams does what is drawn too: else the packing stream, say, would
-        # keep the same distance to the copy stream, and never share its hardware queue.
-        others = [device.new_stream() for _ in range(STORE_STREAMS + settings.matmul_streams + 1)]
-        others = [others[place] for place in self._random.permutation(len(others))]
-        self._store_streams = others[:STORE_STREAMS]
-        self._matmul_streams = others[STORE_STREAMS:-1]
-        self._pack_stream = others[-1]
+        for stream in (device.default_stream, *self._others, self.copy_stream):
+            device.spin(1e-6, stream=stream)
+        # As in the published benchmark: nothing between the copy stream and the matmul streams.
+        self._matmul_streams = [device.new_stream() for _ in range(settings.matmul_streams)]
+        # Of some more streams it is drawn which ones store and pack: else the packing stream, say,
+        # would keep its distance to the copy stream, and never share its hardware queue.
+        spare = [device.new_stream() for _ in range(SPARE_STREAMS)]
+        drawn = [spare[place] for place in self._random.permutation(SPARE_STREAMS)]
+        self._store_streams = drawn[:STORE_STREAMS]
+        self._pack_streams = drawn[STORE_STREAMS : STORE_STREAMS + PACK_STREAMS]
         self._pack: tuple[Tensor, Tensor] | None = None
         self._queues: dict[tuple[CopyProtocol, CopyPath], SpecStatusQueue] = {}
         self._contents: dict[int, tuple[Tensor, Tensor]] = {}
@@ -314,7 +323,7 @@ class TrialBench:
             case Front.MATMUL:
                 lanes = [(f"front {n}", s) for n, s in enumerate(self._matmul_streams)]
             case Front.PACK_AND_STORE:
-                lanes = [("front 0", self._pack_stream)]
+                lanes = [(f"front {n}", s) for n, s in enumerate(self._pack_streams)]
         if trace is not None:
             for lane, stream in lanes:
                 trace.mark(lane, "front", stream)
@@ -325,28 +334,30 @@ class TrialBench:
                 for _ in range(settings.matmuls_per_stream):
                     device.matmul(settings.matmul_size, stream=stream)
             else:
+                store_bytes = settings.store_bytes
                 if arm.front is Front.PACK_AND_STORE:
                     self._queue_packing(stream)
-                device.traffic(settings.store_bytes, "d2h", stream=stream)
+                    store_bytes //= PACK_STREAMS
+                device.traffic(store_bytes, "d2h", stream=stream)
         if trace is not None:
             for lane, stream in lanes:
                 trace.mark(lane, "", stream)
 
     def _queue_packing(self, stream: Stream) -> None:
-        """Gather the store's bytes with one kernel a layer."""
+        """Gather a stream's share of the store with one kernel a chunk."""
         device = self.device
-        layer_bytes = max(8, self.settings.store_bytes // PACK_LAYERS // 8 * 8)
+        chunk_bytes = max(8, self.settings.store_bytes // PACK_STREAMS // PACK_CHUNKS // 8 * 8)
         profile = getattr(device, "profile", None)
         flops = 0.0
         if profile is not None:
-            seconds = 2 * layer_bytes / profile.device_bytes_per_second
+            seconds = 2 * chunk_bytes / profile.device_bytes_per_second
             flops = seconds * profile.matmul_flops_per_second
-            layer_bytes = VIRTUAL_PACK_BYTES
+            chunk_bytes = VIRTUAL_PACK_BYTES
         if self._pack is None:
-            shape = (layer_bytes // 8,)
+            shape = (chunk_bytes // 8,)
             self._pack = device.empty(shape, torch.int64), device.empty(shape, torch.int64)
         gathered, rows = self._pack
-        for _ in range(PACK_LAYERS):
+        for _ in range(PACK_CHUNKS):
             device.launch(PACK, (rows,), (gathered,), stream=stream, flops=flops)
 
     # -- contents
