@@ -88,11 +88,18 @@ class CopyStrategy:
         raw = lane.device.empty((layout.total_bytes,), torch.uint8, stream=lane.producer_stream)
         return Payload(layout, step, raw)
 
-    def send(self, lane: Lane, payloads: tuple[Payload, ...]) -> Sent:
-        """Queue the copies of ``payloads``, with one completion event for all of them."""
+    def send(
+        self, lane: Lane, payloads: tuple[Payload, ...], produced: Event | None = None
+    ) -> Sent:
+        """Queue the copies of ``payloads``, with one completion event for all of them.
+
+        ``produced`` is an event that was recorded behind the producers; ``None`` records one now.
+        """
         stream = lane.stream
-        lane.producer_event.record(lane.producer_stream)
-        stream.wait_event(lane.producer_event)
+        if produced is None:
+            produced = lane.producer_event
+            produced.record(lane.producer_stream)
+        stream.wait_event(produced)
         copy, stage, path = lane.device.copy, lane.stage, lane.copy_path
         slots = []
         for payload in payloads:
@@ -188,7 +195,9 @@ class ZeroCopy(CopyStrategy):
         slot.reserved_by = weakref.ref(payload)
         return payload
 
-    def send(self, lane: Lane, payloads: tuple[Payload, ...]) -> Sent:
+    def send(
+        self, lane: Lane, payloads: tuple[Payload, ...], produced: Event | None = None
+    ) -> Sent:
         """Record one event on the producer's stream.
 
         Raises:

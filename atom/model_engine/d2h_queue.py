@@ -155,13 +155,19 @@ class D2HQueue:
         layout = payload_layout(self.kind, shape, dtype, rest_shape, self.epoch_tag)
         return self._strategy.allocate(self._lane, layout, step)
 
-    def send(self, payload: Payload) -> Event:
+    def send(self, payload: Payload, produced: Event | None = None) -> Event:
         """Queue the transfer; the payload's producers have been queued on the default stream.
+
+        Args:
+            payload: what to send.
+            produced: an event recorded on the default stream behind the producers; ``None``
+                records one now. Recorded earlier, it does not queue behind other streams' work
+                that shares the default stream's hardware queue.
 
         Returns:
             The transfer's completion event. It is reused: right until this transfer is received.
         """
-        sent = self._strategy.send(self._lane, (payload,))
+        sent = self._strategy.send(self._lane, (payload,), produced)
         self._slots.append(
             _D2HSlot(payload.layout, payload.step, sent.slots[0], sent.copy_done, sent.source)
         )
