@@ -198,6 +198,25 @@ def collect_provenance(
     )
 
 
+def changed_software(recorded: Provenance) -> list[str]:
+    """What differs between the software of this process and that of a recorded run."""
+    import torch
+
+    now = {
+        "commit": _commit()[0],
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "numpy": _version("numpy"),
+        "python": platform.python_version(),
+        "environment": relevant_environment(),
+    }
+    return [
+        f"{name}: recorded {getattr(recorded, name)!r}, now {value!r}"
+        for name, value in now.items()
+        if getattr(recorded, name) != value
+    ]
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -19,7 +19,14 @@ from typing import IO, Any, Self
 from pydantic import BaseModel, ValidationError
 
 from atom.errors import BadInput
-from atom.workbook.provenance import ExitState, Provenance, RecordedFile, redact, utc_now
+from atom.workbook.provenance import (
+    ExitState,
+    Provenance,
+    RecordedFile,
+    changed_software,
+    redact,
+    utc_now,
+)
 from atom.workbook.schemas import row_models
 from atom.workbook.tables import csv_text, sha256_of, shown_path, write_atomically
 
@@ -99,6 +106,7 @@ class RunWriter:
         except FileExistsError:
             raise BadInput(f"{shown_path(self.path)} exists; a run is never overwritten") from None
         self._points: list[tuple[str, dict[str, list[BaseModel]]]] = []
+        self._next = 0
         self._lock = _lock(self.path)
         self._write_provenance(provenance)
 
@@ -111,7 +119,8 @@ class RunWriter:
             settings: settings of the caller; they must equal the recorded ones.
 
         Raises:
-            BadInput: finished, damaged, being written by another process, or other settings.
+            BadInput: finished, damaged, being written by another process, other settings, or other
+                software than it was started with (its points would not belong together).
         """
         folder = Path(path)
         shown = shown_path(folder)
@@ -122,6 +131,10 @@ class RunWriter:
             raise BadInput(f"{shown} has no {PARTIAL} folder with its points: start a new run")
         if settings is not None:
             _refuse_other_settings(shown, provenance.settings, redact(dict(settings)))
+        changed = changed_software(provenance)
+        if changed:
+            lines = "\n".join(f"  {line}" for line in changed)
+            raise BadInput(f"{shown} was started with other software; start a new run:\n{lines}")
         writer = cls.__new__(cls)
         writer.path = folder
         writer._lock = _lock(folder)
@@ -129,6 +142,8 @@ class RunWriter:
             leftover.unlink()
         writer._models = row_models(provenance.experiment)
         writer._points = read_points(folder, provenance.experiment)
+        numbers = [int(file.stem) for file in (folder / PARTIAL).glob("*.json")]
+        writer._next = max(numbers, default=-1) + 1
         writer._write_provenance(
             provenance.model_copy(
                 update={"exit_state": "running", "ended": None, "error": None, "files": {}}
@@ -174,8 +189,12 @@ class RunWriter:
                 for name, rows in rows_of.items()
             },
         }
-        text = json.dumps(content, allow_nan=False)
-        write_atomically(self.path / PARTIAL / f"{len(self._points):06d}.json", text.encode())
+        try:
+            text = json.dumps(content, allow_nan=False)
+        except ValueError:
+            raise BadInput(f"point {point_id!r} holds a NaN or an infinity; use None") from None
+        write_atomically(self.path / PARTIAL / f"{self._next:06d}.json", text.encode())
+        self._next += 1
         self._points.append((point_id, rows_of))
 
     def finish(self, exit_state: ExitState, error: str | None = None) -> Provenance:

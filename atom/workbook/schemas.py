@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic import BaseModel
 
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
 from atom.errors import BadInput
 
 #: experiment -> table -> row model; a run of the experiment has one CSV file a table
-TABLES: Mapping[str, Mapping[str, type[BaseModel]]] = {
+TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "race": {"trials": RaceRow, "timeline": TimelineRow},
 }
 
 
-def row_models(experiment: str) -> Mapping[str, type[BaseModel]]:
+def row_models(experiment: str) -> dict[str, type[BaseModel]]:
     """Tables of ``experiment``.
 
     Raises:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize, stats
 
 _Interval = tuple[float, float]
@@ -136,8 +137,8 @@ def fisher_exact(k_a: int, n_a: int, k_b: int, n_b: int) -> float:
 
 
 def bootstrap_ratio(
-    a: Sequence[float],
-    b: Sequence[float],
+    a: npt.ArrayLike,
+    b: npt.ArrayLike,
     seed: int,
     *,
     confidence: float = 0.95,
