@@ -6,7 +6,7 @@ lets a device's allocator and queues bring that about: nothing is written over o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,10 @@ def _store(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
 
 STORE = Kernel("store", _store)
 
+#: owners of blocks in a labelled timeline
+THIS_STEP = "step N's verdict"
+NEXT_STEP = "step N+1's tensor"
+
 
 def overwrite_trial(
     device: Device,
@@ -44,6 +48,7 @@ def overwrite_trial(
     *,
     hold: bool = False,
     spin_seconds: float = 0.002,
+    label: Callable[[Tensor, str], Tensor] | None = None,
 ) -> OverwriteTrial:
     """Queue a late status copy, drop (or hold) its source, and write the next step's tensor.
 
@@ -53,6 +58,7 @@ def overwrite_trial(
         written: 1-D, the next step's tensor.
         hold: keep the source until the copy was waited on.
         spin_seconds: how long the copy stream is parked in front of the copy.
+        label: names a tensor's block in the device's timeline (``VirtualDevice.label``).
     """
     copies = device.new_stream()
     produced, copied = device.new_event(), device.new_event()
@@ -61,6 +67,8 @@ def overwrite_trial(
 
     source: Tensor | None = device.empty(verdict.shape, staged.dtype)
     assert source is not None
+    if label:
+        label(source, THIS_STEP)
     address = device.address(source)
     device.launch(STORE, [device.mapped(staged)], [source])
     produced.record()
@@ -72,6 +80,8 @@ def overwrite_trial(
     source = None
 
     following = device.empty(written.shape, staged_next.dtype)
+    if label:
+        label(following, NEXT_STEP)
     reused = device.address(following) == address
     device.launch(STORE, [device.mapped(staged_next)], [following])
     copied.synchronize()

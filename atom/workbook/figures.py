@@ -271,7 +271,7 @@ def timeline_plot(
         spans: (lane, label, start, end, role); roles as in :data:`ROLE_STYLE`. Lanes keep the
             order of their first span, from the top.
         ownership: (owner, start, end) of the block; an owner that begins with "free" is white.
-        marks: (lane, label, time) of moments, drawn as a tick with its words above the lane.
+        marks: (lane, label, time) of moments, drawn as a tick with its words below the lane.
         legend: draw the legend of roles below the axes.
         unit: unit of time for the axis.
     """
@@ -294,18 +294,21 @@ def timeline_plot(
         _bar(axes, height["block owned by"], start, end - start, colour, hatch)
         _bar_text(axes, owner, height["block owned by"], start, end - start, width)
     for lane, label, when in marks:
-        axes.plot([when, when], [height[lane] - 0.34, height[lane] + 0.42], color=BLACK, lw=1.6)
+        axes.plot([when, when], [height[lane] - 0.45, height[lane] + 0.3], color=BLACK, lw=1.6)
+        # words of bars stand above their lane, those of moments below it
+        late = when - first > 0.6 * width
         axes.annotate(
             label,
-            (when, height[lane] + 0.40),
-            xytext=(3, 0),
+            (when, height[lane] - 0.38),
+            xytext=(-4 if late else 4, 0),
             textcoords="offset points",
+            ha="right" if late else "left",
             fontsize=8,
             va="center",
         )
     axes.set_yticks([height[lane] for lane in lanes], lanes)
     axes.set_ylim(-len(lanes) + 0.4, 0.65)
-    axes.axhline(height["block owned by"] + 0.5, color="#444444", lw=1)
+    axes.axhline(height["block owned by"] + 0.49, color="#444444", lw=1)
     axes.set_xlim(first - 0.01 * width, last + 0.01 * width)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"time ({unit})")
