@@ -21,7 +21,6 @@ _ROOT = Path(__file__).resolve().parents[1]
 #: not pinned: the installers, this package, and what a GPU build of torch brings along
 _UNPINNED = re.compile(
     r"pip|setuptools|wheel|atom-workbook|nvidia-.*|triton|pytorch-triton.*|amd-.*|rocm.*|cuda-.*"
-    r"|typer|shellingham|annotated-doc"
 )
 
 
