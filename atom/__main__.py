@@ -121,7 +121,9 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument("-f", dest="file", metavar="FILE.yaml", help="parameters from a YAML file")
     run.add_argument("--out", metavar="DIR", help="report folder (default: reports/<profile>)")
     run.add_argument(
-        "--jobs", type=int, default=2, help="notebooks at a time, one core each (default: 2)"
+        "--jobs",
+        type=int,
+        help="notebooks at a time, one core each (default: 2; 1 on a GPU, which they would share)",
     )
     run.add_argument("--force", action="store_true", help="execute also what did not change")
     run.set_defaults(run=_run)

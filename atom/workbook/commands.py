@@ -26,7 +26,9 @@ def run(options: Namespace, root: Path) -> int:
     given = read_given(options.parameters, options.file)
     specs = select(options.notebooks, root)
     target = resolve_target(options.profile, options.out, root)
-    report = run_notebooks(specs, given, target, root, jobs=options.jobs, force=options.force)
+    # two notebooks on one GPU would delay each other's copies
+    jobs = options.jobs if options.jobs is not None else (1 if target.option == "gpu" else 2)
+    report = run_notebooks(specs, given, target, root, jobs=jobs, force=options.force)
     for stem, execution in report.executions.items():
         if execution.message:
             print(f"\n{stem}: {execution.state}\n{execution.message}", file=sys.stderr)

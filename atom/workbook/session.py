@@ -345,7 +345,7 @@ def _now() -> str:
 
 def _device_text(settings: Mapping[str, Any]) -> str:
     device = settings.get("device")
-    if device is None:
+    if device is None or settings["records"]:
         return "none"
     if device == DeviceChoice.VIRTUAL:
         return f"virtual ({settings.get('device_profile', 'default profile')})"

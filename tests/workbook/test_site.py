@@ -11,8 +11,10 @@ from typing import Any
 import nbformat
 import pytest
 
+from atom.__main__ import main
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.workbook import accepted
 from atom.workbook.claims import Claim, Predicate, judge, load_claims
 from atom.workbook.commands import run_table
 from atom.workbook.results import Execution, count_verdicts, save_executions, scrub
@@ -135,6 +137,19 @@ def test_a_damaged_result_names_its_file(folder: Path) -> None:
     (folder / f"{_STEM}.json").write_text("{")
     with pytest.raises(BadInput, match=f"{_STEM}.json: damaged"):
         build_site(folder, "ci")
+
+
+def test_report_accepts_a_verdict_with_its_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(accepted, "VERDICTS", folder / "verdicts")
+    claim = arithmetic_claim().id
+    command = ["report", "--out", str(folder)]
+    assert main([*command, "--accept", claim, "--reason", "seen twice"]) == 0
+    kept = json.loads((folder / "verdicts" / "ci.json").read_text())
+    assert kept[f"{claim}/arithmetic"]["reason"] == "seen twice"
+    assert (folder / "index.html").is_file()
+    assert main([*command, "--accept", "nothing-01", "--reason", "x"]) == 2
 
 
 def test_failed_notebooks_are_told_with_their_message(folder: Path) -> None:
