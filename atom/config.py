@@ -212,8 +212,8 @@ class RaceSettings(Settings):
     batch_size: int = Field(32, ge=1, le=65536)
     """Requests in the decode batch of the main arms."""
 
-    batch_sizes: tuple[int, ...] = (1, 8, 32, 128, 512)
-    """Batch sizes of the batch arms."""
+    batch_sizes: tuple[int, ...] = (1, 8, 32, 61, 62, 128, 512)
+    """Batch sizes of the batch arms. With its tags, a status of 62 requests fills 512 bytes."""
 
     hardware_queues: tuple[int, ...] = (1, 2, 4, 8, 32)
     """Values of the hardware-queue variable, beside its default."""
@@ -242,6 +242,9 @@ class RaceSettings(Settings):
 
 class RaceMicrobenchmarkSettings(NotebookSettings, RaceSettings):
     """Parameters of notebook 02: the race settings, and which recorded runs stand beside them."""
+
+    processes: int = Field(6, ge=1, le=100)
+    """Processes an arm. In one of the first four a copy stream shares the default's queue."""
 
     measured: tuple[str, ...] = ("data/runs",)
     """Recorded hardware runs (run folders or parents of them) to show beside this run."""

@@ -42,8 +42,10 @@ TRIAL_OVERHEAD_SECONDS = 0.5e-3
 #: a pre-warmed worker: context, first matmul, pinned buffers; then its arms' warm-up
 WORKER_START_SECONDS = 2.5
 #: host cost on the virtual device: a trial, and one queued matmul
-VIRTUAL_TRIAL_SECONDS = 1.2e-3
-VIRTUAL_MATMUL_SECONDS = 25e-6
+VIRTUAL_TRIAL_SECONDS = 0.5e-3
+VIRTUAL_MATMUL_SECONDS = 8e-6
+#: host cost of making and comparing the large payload of the arm that is cut in mid-copy
+CUT_TRIAL_SECONDS = 20e-3
 
 #: trials of an arm between two turns of other arms
 BLOCK_TRIALS = 5
@@ -66,6 +68,8 @@ QUEUE_FRONTS = (
     Front.MATMUL,
     Front.SPIN,
 )
+#: settings at which the source publishes matmul rows: as many trials as it has
+PUBLISHED_QUEUES = (1, 4)
 #: requests of the arm that is cut in the middle of its copy: long enough for a write to fall inside
 CUT_BATCH_SIZE = 65536 * 4
 
@@ -227,6 +231,8 @@ def blocks(job: Job) -> list[tuple[Point, int]]:
 def trial_seconds(arm: Arm, settings: RaceSettings) -> float:
     """Expected seconds of one trial, from the bytes and operations that it queues."""
     matmuls = settings.matmul_streams * settings.matmuls_per_stream
+    if arm.next_step is NextStep.MID_COPY:
+        return CUT_TRIAL_SECONDS + settings.spin_seconds
     if settings.device is DeviceChoice.VIRTUAL:
         return VIRTUAL_TRIAL_SECONDS + VIRTUAL_MATMUL_SECONDS * matmuls * (
             arm.front is Front.MATMUL
@@ -289,6 +295,9 @@ def _main(settings: RaceSettings) -> list[Arm]:
                 if protocol is CopyProtocol.ZERO_COPY and path is CopyPath.ENGINE:
                     continue
                 traced = protocol in FIXED and not is_null
+                # The virtual device repeats itself: whole counts where a claim needs them.
+                virtual = settings.device is DeviceChoice.VIRTUAL
+                few = virtual and not (traced and path is CopyPath.ENGINE)
                 arms.append(
                     Arm(
                         f"main/{_protocol_name(protocol, is_null)}/{front.value}/{path.value}",
@@ -297,12 +306,19 @@ def _main(settings: RaceSettings) -> list[Arm]:
                         is_null,
                         front,
                         path,
-                        _trials(settings, front),
+                        _trials(settings, front, 0.25 if few else 1.0),
                         batch_size=settings.batch_size,
                         traced=min(TRACED_TRIALS, settings.trials) if traced else 0,
                     )
                 )
     return arms
+
+
+def _queue_share(settings: RaceSettings, queues: int, front: Front) -> float:
+    if front is Front.MATMUL and queues in PUBLISHED_QUEUES:
+        return 1.0
+    # The virtual device repeats itself but for jitter.
+    return 0.2 if settings.device is DeviceChoice.VIRTUAL else 0.5
 
 
 def _queues(settings: RaceSettings) -> list[Arm]:
@@ -314,7 +330,7 @@ def _queues(settings: RaceSettings) -> list[Arm]:
             False,
             front,
             path,
-            _trials(settings, front, 0.5),
+            _trials(settings, front, _queue_share(settings, queues, front)),
             queue_setting=str(queues),
             batch_size=settings.batch_size,
             traced=min(TRACED_TRIALS, settings.trials)
@@ -385,7 +401,7 @@ def _cuts(settings: RaceSettings) -> list[Arm]:
                 # A spin parks the copy until all work is queued: the write's delay counts from it.
                 Front.SPIN,
                 CopyPath.ENGINE,
-                _trials(settings, Front.SPIN, 0.5),
+                _trials(settings, Front.SPIN, 0.25),
                 batch_size=CUT_BATCH_SIZE,
                 next_step=NextStep.MID_COPY,
             )
