@@ -6,6 +6,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -298,6 +299,24 @@ class TestWork:
         device.step(next(part for part in device.ready() if part.name == "fill"))
         device.synchronize()
         assert host.tolist() == [1, 1, 2, 2]
+
+    def test_half_of_a_copy_is_there_after_half_of_its_time(self) -> None:
+        device = VirtualDevice(replace(PROFILES["H200"], jitter=0.0))
+        host, block = (
+            device.pinned((4 * MEBIBYTE,), torch.uint8),
+            device.empty((4 * MEBIBYTE,), torch.uint8),
+        )
+        host.zero_()
+        device.launch(FILL, [], [block], scalars=(1,))
+        device.synchronize()
+        device.copy(host, block)
+        quarter = MEBIBYTE / 54.9e9
+        seen = []
+        for _ in range(4):
+            seen.append((int(host[0]), int(host[-1])))
+            device.host_work(quarter + 2e-6)
+        seen.append((int(host[0]), int(host[-1])))
+        assert seen == [(0, 0), (0, 0), (1, 0), (1, 0), (1, 1)]
 
     def test_no_copy_tears_a_word(self) -> None:
         device = VirtualDevice(mode="schedule")
