@@ -39,7 +39,14 @@ def coverage_figure(matrix: CoverageMatrix) -> Figure:
     """One row an experiment, one column a protocol; a cell says what exists and of which kind."""
     experiments = list(matrix)
     protocols = list(next(iter(matrix.values())))
-    figure, axes = plt.subplots(figsize=(12.5, 1.2 + 0.66 * len(experiments)))
+    texts = {
+        (line, column): _cell_text(matrix[experiment][protocol].lines)
+        for line, experiment in enumerate(experiments)
+        for column, protocol in enumerate(protocols)
+    }
+    tallest = max(text.count("\n") + 1 for text in texts.values())
+    height = max(0.5, 0.14 * tallest + 0.1) * len(experiments)
+    figure, axes = plt.subplots(figsize=(12.5, 1.2 + height))
     used: dict[str, None] = {}
     for line, experiment in enumerate(experiments):
         for column, protocol in enumerate(protocols):
@@ -51,10 +58,16 @@ def coverage_figure(matrix: CoverageMatrix) -> Figure:
                     (column - 0.48, line - 0.46), 0.96, 0.92, fc=colour, ec="#666666", hatch=hatch
                 )
             )
-            text = "\n".join(textwrap.shorten(part, 42) for part in cell.lines) or "no figure"
             box = {"facecolor": "white", "alpha": 0.85, "lw": 0, "pad": 1} if hatch else None
             axes.text(
-                column, line, text, ha="center", va="center", fontsize=7.5, color=words, bbox=box
+                column,
+                line,
+                texts[line, column],
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color=words,
+                bbox=box,
             )
     axes.set_xlim(-0.5, len(protocols) - 0.5)
     axes.set_ylim(len(experiments) - 0.5, -0.5)
@@ -76,6 +89,11 @@ def coverage_figure(matrix: CoverageMatrix) -> Figure:
         frameon=False,
     )
     return figure
+
+
+def _cell_text(lines: list[str]) -> str:
+    wrapped = [piece for line in lines for piece in textwrap.wrap(line, 29)]
+    return "\n".join(wrapped) or "no figure"
 
 
 def ledger_figure(counts: DataFrame) -> Figure:

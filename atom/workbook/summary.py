@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pandas import DataFrame
 from pydantic import ValidationError
@@ -14,8 +13,9 @@ from pydantic import ValidationError
 from atom.config import CopyProtocol
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.workbook.claims import Claim, Predicate, Settled, Verdict, unsettled
+from atom.workbook.claims import Claim, Predicate, Settled, Verdict, judge, unsettled
 from atom.workbook.notebooks import NOTEBOOKS
+from atom.workbook.published_checks import run_checks
 from atom.workbook.records import Run
 from atom.workbook.results import VERDICT_ORDER, count_verdicts, load_result
 
@@ -55,20 +55,25 @@ class Coverage:
 CoverageMatrix = dict[str, dict[str, Coverage]]
 
 
-def coverage_matrix(published: DataFrame, race_runs: Iterable[Run]) -> CoverageMatrix:
+def coverage_matrix(
+    published: DataFrame, values: Mapping[tuple[str, str], str], race_runs: Iterable[Run]
+) -> CoverageMatrix:
     """Experiment by protocol: what the source published and what recorded runs add.
 
     Args:
-        published: ``published_derived.version_matrix()``.
+        published: ``published_derived.version_matrix()``: which figures exist at all.
+        values: ``published_cells.published_cells()``: what they say.
         race_runs: recorded runs of the race micro-benchmark, of any evidence.
     """
     protocols = [str(protocol) for protocol in CopyProtocol]
-    matrix: CoverageMatrix = {
-        str(line["experiment"]): {
-            protocol: Coverage(_text_or_none(line.get(protocol))) for protocol in protocols
-        }
-        for line in published.to_dict("records")
-    }
+    matrix: CoverageMatrix = {}
+    for line in published.to_dict("records"):
+        experiment = str(line["experiment"])
+        matrix[experiment] = {}
+        for protocol in protocols:
+            count = line.get(protocol)
+            known = values.get((experiment, protocol), count) if isinstance(count, str) else None
+            matrix[experiment][protocol] = Coverage(known)
     for run in race_runs:
         cells = matrix[RACE_EXPERIMENT]
         for protocol, text in _race_counts(run).items():
@@ -78,10 +83,6 @@ def coverage_matrix(published: DataFrame, race_runs: Iterable[Run]) -> CoverageM
             if kept is not None:
                 kept.append(text)
     return matrix
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _race_counts(run: Run) -> dict[str, str]:
@@ -328,6 +329,27 @@ def coverage_sentences(matrix: CoverageMatrix) -> list[str]:
         f"{_words([name for name in holes if name not in only_first])}.",
         f"Holes of {hold} that recorded runs fill, measured: {_words(measured)}; "
         f"simulated: {_words(simulated)}.",
+    ]
+
+
+def own_verdicts(claims: Mapping[str, Claim]) -> list[Settled]:
+    """What the published tables settle, and what is only kept for the record, for the ledger.
+
+    The notebook settles the same findings again, one by one, where they can be read.
+    """
+    settled = [judge(claims[claim], Evidence.ARITHMETIC, **f) for claim, f in run_checks().items()]
+    return settled + [
+        judge(claim, Evidence.PUBLISHED, testable=False, reason=claim.note or "")
+        for claim in recorded_claims(claims)
+    ]
+
+
+def recorded_claims(claims: Mapping[str, Claim]) -> list[Claim]:
+    """Claims of this page that nothing here can test."""
+    return [
+        claim
+        for claim in claims.values()
+        if claim.notebook == "00" and claim.predicate is Predicate.RECORDED
     ]
 
 

@@ -1,0 +1,96 @@
+"""The first page: coverage by version, and a ledger that works with missing and damaged results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+
+from atom.evidence import Evidence
+from atom.workbook import figures_summary, summary
+from atom.workbook.claims import Verdict, judge, load_claims
+from atom.workbook.published_cells import published_cells
+from atom.workbook.published_derived import version_matrix
+
+matplotlib.use("Agg")
+CLAIMS = load_claims()
+
+
+def _write(folder: Path, stem: str, *settled: object) -> None:
+    verdicts = [json.loads(one.model_dump_json()) for one in settled]  # type: ignore[attr-defined]
+    (folder / f"{stem}.json").write_text(json.dumps({"verdicts": verdicts}), encoding="utf-8")
+
+
+def test_every_published_cell_has_words_and_every_hole_has_none() -> None:
+    words, counts = published_cells(), version_matrix().set_index("experiment")
+    for experiment, row in counts.iterrows():
+        for protocol, count in row.items():
+            assert ((experiment, protocol) in words) == isinstance(count, str), experiment
+    assert set(words) <= {(e, p) for e in counts.index for p in counts.columns}
+    assert words["race micro-benchmark", "unpatched"] == "0/200, 200/200, 99/100, 0/100 stale"
+    assert words["offload hours, crash or not", "unpatched"] == "4 of 5 crashed"
+
+
+def test_without_runs_the_merged_version_has_its_holes() -> None:
+    matrix = summary.coverage_matrix(version_matrix(), published_cells(), [])
+    assert matrix["race micro-benchmark"]["hold"].state == "nothing"
+    assert matrix["race micro-benchmark"]["record_stream"].state == "published alone"
+    first, _, last = summary.coverage_sentences(matrix)
+    assert "race micro-benchmark" in first
+    assert "measured: none" in last
+    figures_summary.coverage_figure(matrix)
+    plt.close("all")
+
+
+def test_kinds_of_evidence_never_share_a_line() -> None:
+    cell = summary.Coverage("0/200 stale", ["NVIDIA H200, 10 trials"], ["MI355X, 20 trials"])
+    assert cell.lines == [
+        "published: 0/200 stale",
+        "measured: NVIDIA H200, 10 trials",
+        "simulated: MI355X, 20 trials",
+    ]
+    assert cell.state == "published and measured here"
+
+
+def test_missing_and_damaged_results_are_named_and_hide_nothing(tmp_path: Path) -> None:
+    one = judge(CLAIMS["arith-02"], Evidence.ARITHMETIC, value=5)
+    _write(tmp_path, "01_fault_arithmetic", one)
+    (tmp_path / "02_race_microbenchmark.json").write_text('{"verdicts": [', encoding="utf-8")
+    results = summary.load_results(tmp_path)
+    assert results.found == ["01_fault_arithmetic"]
+    assert [settled.key for settled in results.settled] == ["arith-02/arithmetic"]
+    assert results.damaged == ["02_race_microbenchmark"]
+    said = " ".join(summary.state_sentences(results, [], [], tmp_path))
+    assert "PROBLEM: 02_race_microbenchmark.json" in said
+
+    empty = summary.load_results(tmp_path / "nowhere")
+    assert empty.found == []
+    assert "02_race_microbenchmark" in empty.missing
+
+
+def test_the_ledger_has_a_line_for_every_claim_and_evidence() -> None:
+    own = summary.own_verdicts(CLAIMS)
+    everything = summary.complete(CLAIMS, own, ["02_race_microbenchmark"])
+    keys = [one.key for one in everything]
+    assert sorted(keys) == sorted(
+        f"{claim.id}/{kind}" for claim in CLAIMS.values() for kind in claim.evidence
+    )
+    waiting = [one for one in everything if one.verdict is Verdict.NOT_RUN]
+    reasons = {one.detail for one in waiting if CLAIMS[one.claim].notebook == "02"}
+    assert "notebook 02 was not run in this report" in reasons
+    table = summary.ledger(CLAIMS, everything)
+    assert len(table) == len(everything)
+    counts = summary.counts_by_group(CLAIMS, everything)
+    assert int(counts.drop(columns="group").to_numpy().sum()) == len(everything)
+    assert int(summary.waiting_claims(CLAIMS, everything)["verdicts"].sum()) == len(waiting)
+    figures_summary.ledger_figure(counts)
+    plt.close("all")
+
+
+def test_a_figure_with_one_tested_verdict_has_a_counterpart() -> None:
+    everything = summary.complete(CLAIMS, summary.own_verdicts(CLAIMS), [])
+    lonely = set(summary.without_counterpart(CLAIMS, everything)["claim"])
+    assert "count-01" in lonely
+    assert "acc-01" not in lonely
