@@ -80,21 +80,24 @@ def repository_root() -> Path:
 
 def _unknown_injected(spec: NotebookSpec, namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Names that a ``# Parameters`` cell assigned and the settings class does not know."""
-    found: dict[str, Any] = {}
-    for source in namespace.get("In", ()):
-        if not str(source).lstrip().startswith("# Parameters"):
-            continue
-        try:
-            statements = ast.parse(source).body
-        except SyntaxError:
-            continue
-        for statement in statements:
-            if not isinstance(statement, ast.Assign):
-                continue
-            for target in statement.targets:
-                if isinstance(target, ast.Name) and target.id not in spec.settings.model_fields:
-                    found[target.id] = namespace.get(target.id)
-    return found
+    cells = [str(source) for source in namespace.get("In", ())]
+    injected = [source for source in cells if source.lstrip().startswith("# Parameters")]
+    if not injected:
+        return {}
+    try:
+        # the latest one: a reader who mends a typo in Jupyter runs the cell again
+        statements = ast.parse(injected[-1]).body
+    except SyntaxError:
+        return {}
+    targets = [
+        target.id
+        for statement in statements
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    ]
+    known = spec.settings.model_fields
+    return {name: namespace.get(name) for name in targets if name not in known}
 
 
 def _quiet(error: AtomError) -> AtomError:
@@ -166,9 +169,7 @@ class Book:
             raise BadInput(f"no claim '{claim_id}' in data/published/claims.csv")
         key = f"{claim_id}/{kind}"
         if key in self._settled:
-            raise BadInput(
-                f"claim {key} was settled before in this notebook; a claim has one verdict"
-            )
+            raise BadInput(f"claim {key} was settled before; run the notebook from its top")
         anchor = f"claim-{claim_id}-{kind}"
         settled = claims.judge(claim, kind, **arguments, cell=anchor)
         self._settled[key] = settled
