@@ -105,7 +105,7 @@ class RunWriter:
             (self.path / PARTIAL).mkdir(parents=True, exist_ok=False)
         except FileExistsError:
             raise BadInput(f"{shown_path(self.path)} exists; a run is never overwritten") from None
-        self._points: list[tuple[str, dict[str, list[BaseModel]]]] = []
+        self._points: list[str] = []
         self._next = 0
         self._lock = _lock(self.path)
         self._write_provenance(provenance)
@@ -141,7 +141,7 @@ class RunWriter:
         for leftover in (folder / PARTIAL).glob(".writing-*"):
             leftover.unlink()
         writer._models = row_models(provenance.experiment)
-        writer._points = read_points(folder, provenance.experiment)
+        writer._points = [name for name, _ in read_points(folder, provenance.experiment)]
         numbers = [int(file.stem) for file in (folder / PARTIAL).glob("*.json")]
         writer._next = max(numbers, default=-1) + 1
         writer._write_provenance(
@@ -154,11 +154,11 @@ class RunWriter:
     @property
     def points(self) -> tuple[str, ...]:
         """Identities of the finished points, in the order in which they were written."""
-        return tuple(point_id for point_id, _ in self._points)
+        return tuple(self._points)
 
     def has(self, point_id: str) -> bool:
         """Whether this point is finished."""
-        return any(point_id == known for known, _ in self._points)
+        return point_id in self._points
 
     def write_point(self, point_id: str, tables: Mapping[str, Sequence[BaseModel]]) -> None:
         """Store the rows of one finished point, all tables at once or none.
@@ -195,7 +195,7 @@ class RunWriter:
             raise BadInput(f"point {point_id!r} holds a NaN or an infinity; use None") from None
         write_atomically(self.path / PARTIAL / f"{self._next:06d}.json", text.encode())
         self._next += 1
-        self._points.append((point_id, rows_of))
+        self._points.append(point_id)
 
     def finish(self, exit_state: ExitState, error: str | None = None) -> Provenance:
         """Merge the points into CSV files and seal ``run.json`` with their SHA-256.
@@ -209,9 +209,11 @@ class RunWriter:
             raise BadInput(f"{shown_path(self.path)} has ended already")
         if exit_state == "running":
             raise BadInput("a run ends as finished, interrupted or failed")
+        # from the disk: Ctrl-C may have come between a point's rename and its entry in the list
+        points = read_points(self.path, self.provenance.experiment)
         files = {}
         for name, model in self._models.items():
-            rows = [row for _, tables in self._points for row in tables.get(name, ())]
+            rows = [row for _, tables in points for row in tables.get(name, ())]
             content = csv_text(rows, model).encode()
             write_atomically(self.path / f"{name}.csv", content)
             files[f"{name}.csv"] = RecordedFile(sha256=sha256_of(content), rows=len(rows))
@@ -225,16 +227,16 @@ class RunWriter:
                 }
             )
         )
-        # only after run.json is sealed: a kill before this line leaves a resumable run
+        # behind the seal: a kill before it leaves a resumable run, one after it mere leftovers
         if exit_state == "finished":
             shutil.rmtree(self.path / PARTIAL)
         self._lock.close()
         return self.provenance
 
     def _write_provenance(self, provenance: Provenance) -> None:
-        self.provenance = provenance
         text = provenance.model_dump_json(indent=2) + "\n"
         write_atomically(self.path / RUN_FILE, text.encode())
+        self.provenance = provenance
 
 
 def _refuse_other_settings(

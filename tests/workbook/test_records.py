@@ -237,6 +237,25 @@ def test_a_point_appears_whole_or_not_at_all(
     assert load_run(writer.path).tables["trials"]["arm"].tolist() == ["a", "b"]
 
 
+def test_ctrl_c_behind_the_rename_loses_no_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = new_writer(tmp_path)
+    rename = os.replace
+
+    def interrupted(*names: Any) -> None:
+        rename(*names)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.write_point("a", {"trials": [row("a")]})
+    writer.finish("interrupted", "interrupted by the user")
+    assert load_run(writer.path).tables["trials"]["arm"].tolist() == ["a"]
+    assert RunWriter.resume(writer.path, SETTINGS).has("a")
+
+
 CHILD = """
 import sys
 from pathlib import Path
