@@ -12,7 +12,12 @@ from atom.config import AllocatorBackend, CopyProtocol, Front, Source
 from atom.device.interface import CopyPath
 from atom.evidence import Evidence
 from atom.workbook.records import Run
-from atom.workbook.statistics import clustered_interval, exact_interval, process_interval
+from atom.workbook.statistics import (
+    clustered_interval,
+    exact_interval,
+    fisher_exact,
+    process_interval,
+)
 
 #: columns that say what an arm is
 ARM_COLUMNS = (
@@ -157,3 +162,106 @@ def count_text(stale: int, trials: int) -> str:
     """``3/200 [0.3%, 4.3%]`` with the exact two-sided 95% interval of independent trials."""
     low, high = exact_interval(stale, trials)
     return f"{stale}/{trials} [{low:.1%}, {high:.1%}]"
+
+
+def most_complete(runs: Sequence[Run]) -> Run | None:
+    """The run that verdicts are drawn from: of the runs with most arms, the newest."""
+    if not runs:
+        return None
+    return max(
+        runs,
+        key=lambda run: (run.tables["trials"]["arm"].nunique(), run.provenance.run_id),
+    )
+
+
+def null_arm_difference(trials: pd.DataFrame) -> pd.DataFrame:
+    """Unpatched against unpatched-again, cell by cell: how much two equal arms differ.
+
+    Returns:
+        front, copy_path, stale and trials of both, and Fisher's two-sided p-value.
+    """
+    rows = with_stale(trials)
+    main = rows[(rows["grid"] == "main") & (rows["protocol"] == str(CopyProtocol.UNPATCHED))]
+    found = []
+    for (front, path), group in main.groupby(["front", "copy_path"], sort=False):
+        null = group["is_null"].astype(bool)
+        a, b = group[~null], group[null]
+        if a.empty or b.empty:
+            continue
+        counts = [int(n) for half in (a, b) for n in (half["stale"].sum(), half["trials"].sum())]
+        found.append(
+            {
+                "front": front,
+                "copy path": path,
+                "unpatched": f"{counts[0]}/{counts[1]}",
+                "null arm": f"{counts[2]}/{counts[3]}",
+                "p": round(fisher_exact(*counts), 3),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def queue_rates(trials: pd.DataFrame, front: Front | str) -> pd.DataFrame:
+    """Unpatched stale rates by queue setting and copy path.
+
+    Returns:
+        queues (text; ``default`` first), copy_path, stale, trials, rate, low, high, processes,
+        processes_hit.
+    """
+    rows = with_stale(trials)
+    rows = rows[
+        rows["grid"].isin(["main", "queue"])
+        & (rows["protocol"] == str(CopyProtocol.UNPATCHED))
+        & ~rows["is_null"].astype(bool)
+        & (rows["front"] == str(front))
+    ]
+    found = []
+    for (queues, path), group in rows.groupby(["queue_setting", "copy_path"], sort=False):
+        stale, counts = per_process(group)
+        low, high, _ = clustered_interval(stale, counts)
+        found.append(
+            {
+                "queues": queues,
+                "copy_path": path,
+                "stale": sum(stale),
+                "trials": sum(counts),
+                "rate": sum(stale) / sum(counts),
+                "low": low,
+                "high": high,
+                "processes": len(stale),
+                "processes_hit": sum(count > 0 for count in stale),
+            }
+        )
+    frame = pd.DataFrame(found)
+    if frame.empty:
+        return frame
+    order = frame["queues"].map(lambda text: 0 if text == DEFAULT_QUEUES else int(text))
+    return frame.assign(order=order).sort_values(["order", "copy_path"]).drop(columns="order")
+
+
+def lateness(timeline: pd.DataFrame) -> pd.DataFrame:
+    """Per traced trial: when the copy and the next step's write ended, and what was in front.
+
+    Returns:
+        arm, process, trial, outcome, copy_end_us, write_end_us, front_end_us (latest lane, NaN
+        without work in front), margin_us: copy end minus write end; above 0 the copy lost the race.
+    """
+    rows = text_of(timeline)
+    found = []
+    for (arm, process, trial), group in rows.groupby(["arm", "process", "trial"], sort=False):
+        ends = group.groupby("label")["end_us"].max()
+        if "copy" not in ends or "next write" not in ends:
+            continue
+        found.append(
+            {
+                "arm": arm,
+                "process": process,
+                "trial": trial,
+                "outcome": group["outcome"].iloc[0],
+                "copy_end_us": float(ends["copy"]),
+                "write_end_us": float(ends["next write"]),
+                "front_end_us": float(ends.get("front", float("nan"))),
+                "margin_us": float(ends["copy"] - ends["next write"]),
+            }
+        )
+    return pd.DataFrame(found)
