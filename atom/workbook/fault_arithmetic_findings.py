@@ -10,7 +10,13 @@ from pandas import DataFrame
 from atom.benchmarks.status_overwrite import overwrite_trial
 from atom.config import FaultArithmeticSettings
 from atom.device.virtual import VirtualDevice
-from atom.model_ops.conv_state_layout import ConvStateLayout, Landing, landing, layers_needed
+from atom.model_ops.conv_state_layout import (
+    ConvStateLayout,
+    IntArray,
+    Landing,
+    landing,
+    layers_needed,
+)
 from atom.model_ops.status_overwrite import Fit, Reading
 from atom.workbook.fault_arithmetic import RowReading, grouped_layout, single_layout, triples
 
@@ -73,9 +79,9 @@ def reading_sentences(settings: FaultArithmeticSettings, readings: list[RowReadi
     sentences = [
         f"As a base row with one slot a request, row {row} leaves {row % base.layout.stride} on "
         f"division by {base.layout.stride} and a bonus of {bonus} leaves "
-        f"{bonus % base.layout.stride}: the bonus reaches it at {triples(base.by_bonus)}.",
-        f"With taps counted the bonus reaches it at {triples(tap.by_bonus)}, and an honest count "
-        f"at {triples(tap.by_valid)}.",
+        f"{bonus % base.layout.stride}: the bonus reaches it at {_places(base.by_bonus)}.",
+        f"With taps counted the bonus reaches it at {_places(tap.by_bonus)}, and an honest count "
+        f"at {_places(tap.by_valid)}.",
     ]
     grouped = [r for r in readings[2:] if not r.base_only]
     if grouped:
@@ -83,7 +89,7 @@ def reading_sentences(settings: FaultArithmeticSettings, readings: list[RowReadi
         blind = [r.layout.first_slot for r in grouped if not r.excludes_valid]
         sentences.append(
             f"With groups of {settings.slots_per_request} the bonus reaches it only if the first "
-            f"group begins at slot {_listed(starts)}; an honest count only if it begins at "
+            f"group begins at slot {_listed(starts)}; an honest count only if it begins at slot "
             f"{_listed(blind)}."
         )
         remainder = settings.logged_slot % settings.slots_per_request
@@ -96,8 +102,12 @@ def reading_sentences(settings: FaultArithmeticSettings, readings: list[RowReadi
     return sentences
 
 
+def _places(found: IntArray) -> str:
+    return triples(found) if len(found) else "no slot"
+
+
 def _listed(values: list[int]) -> str:
-    return ", ".join(str(value) for value in values) or "none"
+    return ", ".join(str(value) for value in values) or "(none does)"
 
 
 def closest_slots(needed: DataFrame, bonus: int) -> DataFrame:
@@ -112,11 +122,12 @@ def landing_sentences(layout: ConvStateLayout, slot: int, bonus: int) -> list[st
     count = bonus + 1
     place = Landing(int(landing(layout, 0, slot, count).max()))
     first_bad = Landing(int(landing(layout, 0, slot, layout.highest_valid_count + 1).max()))
+    silent = "past the pool" if first_bad is Landing.OUTSIDE else "in mapped memory, in silence"
     row = int(layout.base_row(slot, count))
     whole = layout.rows * layout.row_bytes / 2**20
     return [
         f"The first count past the honest ones ({layout.highest_valid_count + 1}) reads "
-        f"{first_bad.label}, in mapped memory: wrong output, no fault.",
+        f"{first_bad.label}: {silent}.",
         f"In a pool of {layout.layers} layers x {layout.slots} slots ({whole:,.1f} MiB) the stale "
         f"count {count:,} at slot {slot} reads {place.label} (row {row:,}).",
         f"With {layers_needed(layout, slot, count)} layers or more the first layer's kernel stays "

@@ -222,16 +222,20 @@ def pool_map(
             )
     _pool_cells(axes, layer, slot * layout.rows_per_slot, layout.rows_per_slot, Landing.OWN_SLOT)
     outside = []
-    inside: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for count in counts:
+    # (line, [(column, count)]): counts that lie closer than their words share one label
+    inside: list[tuple[int, list[tuple[int, int]]]] = []
+    for count in sorted(counts):
         row = int(layout.base_row(slot, count)) + layer * columns
         line, column = divmod(row, columns)
         if line >= shown:
             outside.append(f"count {count:,}: {line - shown + 1:,} layer pools past the last")
             continue
-        # counts that lie closer than their words share one label
-        inside.setdefault((line, round(16 * column / columns)), []).append((column, count))
-    for (line, _), places in inside.items():
+        near = inside and inside[-1][0] == line and column - inside[-1][1][-1][0] < columns / 25
+        if near:
+            inside[-1][1].append((column, count))
+        else:
+            inside.append((line, [(column, count)]))
+    for line, places in inside:
         spots = [column for column, _ in places]
         axes.plot(spots, [line] * len(spots), "v", color=BLACK, ms=8, mec="white", zorder=5)
         axes.annotate(

@@ -266,7 +266,7 @@ def without_counterpart(claims: Mapping[str, Claim], settled: Iterable[Settled])
     for one in settled:
         best.setdefault(one.claim, []).append(one)
     silent = (Verdict.NOT_TESTABLE_HERE, Verdict.NOT_RUN)
-    return DataFrame(
+    table = DataFrame(
         [
             {
                 "claim": identity,
@@ -280,6 +280,7 @@ def without_counterpart(claims: Mapping[str, Claim], settled: Iterable[Settled])
         ],
         columns=["claim", "figure", "published", "for ever", "why"],
     )
+    return table.sort_values("for ever", ascending=False, kind="stable")
 
 
 def waiting_claims(claims: Mapping[str, Claim], settled: Iterable[Settled]) -> DataFrame:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
 
+from atom.config import CopyProtocol
 from atom.evidence import Evidence
 from atom.workbook import figures_summary, summary
 from atom.workbook.claims import Verdict, judge, load_claims
@@ -42,6 +47,29 @@ def test_without_runs_the_merged_version_has_its_holes() -> None:
     assert "measured: none" in last
     figures_summary.coverage_figure(matrix)
     plt.close("all")
+
+
+@pytest.mark.parametrize("kind", [Evidence.MEASURED, Evidence.SIMULATED])
+def test_a_run_fills_a_hole_under_its_own_kind_without_the_null_arm(kind: Evidence) -> None:
+    trials = pd.DataFrame(
+        {
+            "arm": ["main/hold", "main/hold", "main/null"],
+            "protocol": [CopyProtocol.HOLD, CopyProtocol.HOLD, CopyProtocol.UNPATCHED],
+            "is_null": [False, False, True],
+            "trials": [40, 40, 40],
+        }
+    )
+    run: Any = SimpleNamespace(
+        tables={"trials": trials, "timeline": pd.DataFrame({"arm": ["main/hold"]})},
+        provenance=SimpleNamespace(evidence=kind, device="A card"),
+    )
+    matrix = summary.coverage_matrix(version_matrix(), published_cells(), [run])
+    row = matrix[summary.RACE_EXPERIMENT]
+    measured = kind is Evidence.MEASURED
+    assert row["hold"].state == f"{'measured' if measured else 'simulated'} here alone"
+    assert row["hold"].lines == [f"{kind}: A card, 80 trials, 1 arms"]
+    assert row["unpatched"].state == "published alone"
+    assert f"{kind}: race micro-benchmark" in summary.coverage_sentences(matrix)[-1]
 
 
 def test_kinds_of_evidence_never_share_a_line() -> None:
