@@ -246,6 +246,12 @@ class RaceMicrobenchmarkSettings(NotebookSettings, RaceSettings):
     processes: int = Field(6, ge=1, le=100)
     """Processes an arm. In one of the first four a copy stream shares the default's queue."""
 
+    model_draws: int = Field(4, ge=1, le=64)
+    """Draws of the stream-to-queue mapping that each queue model is tried on."""
+
+    model_trials: int = Field(3, ge=1, le=1000)
+    """Trials of each row, queue model and draw."""
+
     measured: tuple[str, ...] = ("data/runs",)
     """Recorded hardware runs (run folders or parents of them) to show beside this run."""
 

@@ -41,6 +41,7 @@ class ObservedRow:
         queues: hardware queues, ``None`` for the profile's default.
         stale: stale trials.
         trials: trials.
+        low, high: interval of the rate, as the observer's design gives it.
         copy_path: path of the status copy, where the observer chose it; ``None`` leaves it to the
             model.
     """
@@ -50,6 +51,8 @@ class ObservedRow:
     queues: int | None
     stale: int
     trials: int
+    low: float
+    high: float
     copy_path: CopyPath | None = None
 
 
@@ -109,8 +112,8 @@ class SimulatedRow:
 
 def combinations(
     *,
-    wait_seconds: Sequence[float] = (0.0, 1e-6, 1e-5),
-    full_dispatch_seconds: Sequence[float] = (0.0,),
+    wait_seconds: Sequence[float] = (0.0, 1e-5),
+    full_dispatch_seconds: Sequence[float] = (0.0, 2e-5),
     copy_paths: Iterable[CopyPath] = tuple(CopyPath),
 ) -> Iterator[Combination]:
     """Every combination; the lane varies for engine copies only."""

@@ -11,7 +11,7 @@ from atom.benchmarks.race_plan import DEFAULT_QUEUES
 from atom.config import AllocatorBackend, CopyProtocol, Front, Source
 from atom.device.interface import CopyPath
 from atom.evidence import Evidence
-from atom.workbook.records import Run
+from atom.workbook.records import Run, load_published
 from atom.workbook.statistics import (
     clustered_interval,
     exact_interval,
@@ -265,3 +265,176 @@ def lateness(timeline: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(found)
+
+
+def published_cells() -> list[dict[str, Any]]:
+    """Cells of the published micro-benchmark table.
+
+    Returns:
+        label, protocol, front, queues (``None``: not stated), stale (``None``: the cell is empty),
+        trials.
+    """
+    cells: list[dict[Any, Any]] = load_published("race_microbenchmark").to_dict("records")
+    found = []
+    for cell in cells:
+        queues = None if pd.isna(cell["hardware_queues"]) else int(cell["hardware_queues"])
+        label = str(cell["front"]).replace("_", " ")
+        if queues is not None:
+            label += f", {queues} queue" + ("s" if queues > 1 else "")
+        found.append(
+            {
+                "label": label,
+                "protocol": str(cell["protocol"]),
+                "front": str(cell["front"]),
+                "queues": queues,
+                "stale": None if pd.isna(cell["stale_trials"]) else int(cell["stale_trials"]),
+                "trials": None if pd.isna(cell["trials"]) else int(cell["trials"]),
+            }
+        )
+    return found
+
+
+def comparison(simulated: Run | None, measured: Sequence[Run]) -> pd.DataFrame:
+    """Published, simulated and measured rates side by side, in the published rows.
+
+    Returns:
+        label, protocol, evidence, source (whose numbers), stale, trials, low, high. Published
+        counts have exact intervals; the others are clustered by process. ``hold`` has no published
+        cell: ours stand alone.
+    """
+    cells = published_cells()
+    found: list[dict[str, Any]] = []
+    runs = [run for run in (simulated, *measured) if run is not None]
+    for label in dict.fromkeys(cell["label"] for cell in cells):
+        group = [cell for cell in cells if cell["label"] == label]
+        protocols = [*(cell["protocol"] for cell in group), str(CopyProtocol.HOLD)]
+        for protocol in protocols:
+            cell = next((one for one in group if one["protocol"] == protocol), None)
+            base = {"label": label, "protocol": protocol}
+            if cell is not None and cell["stale"] is not None:
+                low, high = exact_interval(cell["stale"], cell["trials"])
+                counts = {
+                    "stale": cell["stale"],
+                    "trials": cell["trials"],
+                    "low": low,
+                    "high": high,
+                }
+                found.append(
+                    {
+                        **base,
+                        "evidence": Evidence.PUBLISHED,
+                        "source": "MI355X, as stated",
+                        **counts,
+                    }
+                )
+            queues = group[0]["queues"]
+            for run in runs:
+                rows = select(
+                    run.tables["trials"],
+                    protocol=protocol,
+                    front=group[0]["front"],
+                    copy_path=CopyPath.ENGINE,
+                    queue_setting=DEFAULT_QUEUES if queues is None else str(queues),
+                )
+                if rows.empty:
+                    continue
+                stale, trials = per_process(rows)
+                low, high, _ = clustered_interval(stale, trials)
+                counts = {"stale": sum(stale), "trials": sum(trials), "low": low, "high": high}
+                found.append(
+                    {
+                        **base,
+                        "evidence": run.provenance.evidence,
+                        "source": label_of(run),
+                        **counts,
+                    }
+                )
+    return pd.DataFrame(found)
+
+
+def side_arms(trials: pd.DataFrame, grid: str) -> pd.DataFrame:
+    """Arms of a small grid as a stale-rate plot takes them, in plan order.
+
+    Args:
+        trials: rows of the trials table.
+        grid: batch, allocator, source or cut. The native allocator's arms are the main grid's.
+    """
+    summary = summarise(trials)
+    rows = summary[summary["grid"] == grid]
+    if grid == "allocator" and not rows.empty:
+        main = summary[
+            (summary["grid"] == "main")
+            & (summary["front"] == str(Front.STORE_ON_COPY_STREAM))
+            & (summary["copy_path"] == str(CopyPath.ENGINE))
+            & summary["protocol"].isin(rows["protocol"])
+            & ~summary["is_null"].astype(bool)
+        ]
+        rows = pd.concat([main, rows])
+    if rows.empty:
+        return rows
+    label = {
+        "batch": lambda row: f"batch {row['batch_size']}",
+        "allocator": lambda row: row["allocator"],
+        "source": lambda row: row["source"].replace("_", " "),
+        "cut": lambda row: row["arm"].split("/")[1].replace("_", " "),
+    }[grid]
+    rows = rows.assign(label=[label(row) for _, row in rows.iterrows()])
+    if grid == "batch":
+        rows = rows.sort_values("batch_size", kind="stable")
+    order = {name: place for place, name in enumerate(dict.fromkeys(rows["label"]))}
+    protocols = [str(protocol) for protocol in CopyProtocol]
+    keys = [
+        (order[name], protocols.index(protocol))
+        for name, protocol in zip(rows["label"], rows["protocol"], strict=True)
+    ]
+    return rows.assign(key=keys).sort_values("key").drop(columns="key")
+
+
+def tag_coverage(trials: pd.DataFrame) -> pd.DataFrame:
+    """Stale trials by outcome and what would have noticed them, over all unpatched arms.
+
+    Returns:
+        source (allocator or a graph's), outcome, stale, tag caught, tag missed (where a row's
+        outcomes are of one kind), in range: those that no bounds guard can see.
+    """
+    rows = with_stale(trials)
+    rows = rows[rows["stale"] > 0]
+    found = []
+    for grid, group in rows.groupby("grid", sort=False):
+        found.append(
+            {
+                "grid": grid,
+                "stale": int(group["stale"].sum()),
+                "overwritten": int(group["overwritten"].sum()),
+                "partial": int(group["partial"].sum()),
+                "torn": int(group["torn"].sum()),
+                "tag caught": int(group["tag_caught"].sum()),
+                "tag missed": int(group["tag_missed"].sum()),
+                "all counts in range": int(group["in_range"].sum()),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def send_costs(trials: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
+    """Host time of a send with nothing in front, by engine where there is a copy, a row a process.
+
+    Returns:
+        protocol (``null`` for the null arm), process, send_us, evidence.
+    """
+    rows = text_of(trials)
+    rows = rows[(rows["grid"] == "main") & (rows["front"] == str(Front.NOTHING))]
+    path = rows["copy_path"] == str(CopyPath.ENGINE)
+    rows = rows[path | (rows["protocol"] == str(CopyProtocol.ZERO_COPY))]
+    names = [
+        "null" if null else protocol
+        for null, protocol in zip(rows["is_null"], rows["protocol"], strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            "protocol": names,
+            "process": rows["process"].to_numpy(),
+            "send_us": rows["send_us_median"].to_numpy(),
+            "evidence": str(evidence),
+        }
+    )
