@@ -172,7 +172,7 @@ def collect_provenance(
     """
     import torch
 
-    commit, dirty = _commit()
+    commit, dirty = source_commit()
     virtual = device_properties.kind is DeviceKind.VIRTUAL
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return Provenance(
@@ -203,7 +203,7 @@ def changed_software(recorded: Provenance) -> list[str]:
     import torch
 
     now = {
-        "commit": _commit()[0],
+        "commit": source_commit()[0],
         "torch": torch.__version__,
         "triton": _version("triton"),
         "numpy": _version("numpy"),
@@ -224,7 +224,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> tuple[str | None, bool | None]:
+def source_commit() -> tuple[str | None, bool | None]:
+    """Commit of this checkout and whether its code has local changes; ``None`` where not known.
+
+    Raises:
+        BadInput: the environment variable that replaces git's word is malformed.
+    """
     head = _git("rev-parse", "HEAD")
     if head is not None:
         # recorded runs and rendered reports are results of the code, not part of it

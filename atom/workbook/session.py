@@ -30,8 +30,8 @@ from atom.config import DeviceChoice, NotebookSettings
 from atom.errors import AtomError, BadInput, ClaimFell
 from atom.evidence import Evidence
 from atom.workbook.notebooks import NOTEBOOKS, NotebookSpec
+from atom.workbook.provenance import source_commit
 from atom.workbook.results import RESULT_MIME
-from atom.workbook.source_version import source_version
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -264,6 +264,7 @@ class Book:
     def result(self) -> dict[str, Any]:
         """The result as plain JSON values, as :meth:`close` displays it."""
         settings = json.loads(self.settings.model_dump_json())
+        commit, dirty = source_commit()
         return {
             "format": 1,
             "notebook": self.spec.stem,
@@ -278,7 +279,8 @@ class Book:
                 "ended": _now(),
                 "device": _device_text(settings),
                 "evidence": sorted({str(s.evidence) for s in self._settled.values()}),
-                **source_version(repository_root()),
+                "commit": commit[:12] if commit else None,
+                "dirty": dirty,
                 **library_versions(),
             },
         }
