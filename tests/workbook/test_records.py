@@ -85,7 +85,7 @@ def row(arm: str = "a", stale: int = 1, **more: Any) -> ToyRow:
 @pytest.fixture(autouse=True)
 def _toy_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(schemas.TABLES, "toy", {"trials": ToyRow, "spans": SpanRow})
-    monkeypatch.setattr(provenance_module, "_commit", lambda: ("0" * 40, False))
+    monkeypatch.setattr(provenance_module, "source_commit", lambda: ("0" * 40, False))
 
 
 def new_writer(root: Path, **more: Any) -> RunWriter:
@@ -263,7 +263,7 @@ sys.path.insert(0, sys.argv[2])
 from test_records import SpanRow, ToyRow, new_writer, row
 from atom.workbook import provenance, schemas
 schemas.TABLES["toy"] = {"trials": ToyRow, "spans": SpanRow}
-provenance._commit = lambda: ("0" * 40, False)
+provenance.source_commit = lambda: ("0" * 40, False)
 writer = new_writer(Path(sys.argv[1]))
 print(writer.path, flush=True)
 for number in range(100000):
@@ -335,10 +335,10 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path, monkeypatch: pytest.M
     writer.finish("failed", "out of memory")
     with pytest.raises(BadInput, match="trials: recorded 4, now 5"):
         RunWriter.resume(writer.path, {**SETTINGS, "trials": 5})
-    monkeypatch.setattr(provenance_module, "_commit", lambda: ("1" * 40, False))
+    monkeypatch.setattr(provenance_module, "source_commit", lambda: ("1" * 40, False))
     with pytest.raises(BadInput, match="other software"):
         RunWriter.resume(writer.path, SETTINGS)
-    monkeypatch.setattr(provenance_module, "_commit", lambda: ("0" * 40, False))
+    monkeypatch.setattr(provenance_module, "source_commit", lambda: ("0" * 40, False))
     RunWriter.resume(writer.path, SETTINGS).finish("finished")
 
 
