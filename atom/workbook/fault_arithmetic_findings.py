@@ -51,14 +51,16 @@ def published_log(lines: DataFrame) -> PublishedLog:
 
 
 def case_text(settings: FaultArithmeticSettings, published: FaultArithmeticSettings) -> str:
-    """``published case``, or the parameters that differ from it."""
+    """Words for a stamp: the published numbers (the pool is assumed), or what was changed."""
     changed = [
         f"{name} {getattr(settings, name)}"
         for name in FaultArithmeticSettings.model_fields
         if name not in ("profile", "records")
         and getattr(settings, name) != getattr(published, name)
     ]
-    return "published case" if not changed else "changed case: " + ", ".join(changed)
+    return (
+        "published numbers, assumed pool" if not changed else "changed case: " + ", ".join(changed)
+    )
 
 
 def layouts_to_draw(

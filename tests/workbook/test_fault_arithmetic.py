@@ -69,7 +69,7 @@ def test_the_landing_table_names_the_first_row_of_each_place() -> None:
 
 
 def test_the_case_names_what_was_changed() -> None:
-    assert findings.case_text(PUBLISHED, PUBLISHED) == "published case"
+    assert findings.case_text(PUBLISHED, PUBLISHED) == "published numbers, assumed pool"
     changed = FaultArithmeticSettings.parse({"conv_width": 3})
     assert findings.case_text(changed, PUBLISHED) == "changed case: conv_width 3"
 
