@@ -18,7 +18,8 @@ _MOST_LINES = 450
 #: a room may import itself and the rooms named here
 _BASE = {"errors", "evidence", "config"}
 _MODEL_OPS = {"device"} | _BASE
-_SPEC_DECODE = {"model_ops"} | _MODEL_OPS
+_TRANSFER = {"device"} | _BASE
+_SPEC_DECODE = {"model_ops", "transfer"} | _MODEL_OPS
 _MODEL_ENGINE = {"spec_decode"} | _SPEC_DECODE
 _BENCHMARKS = {"model_engine"} | _MODEL_ENGINE
 _WORKBOOK = {"benchmarks"} | _BENCHMARKS
@@ -29,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "device": _BASE,
     "lifetime": {"device"} | _BASE,
     "model_ops": _MODEL_OPS,
+    "transfer": _TRANSFER,
     "spec_decode": _SPEC_DECODE,
     "model_engine": _MODEL_ENGINE,
     "benchmarks": _BENCHMARKS,

@@ -17,7 +17,7 @@ from atom.device import CopyPath, Device, Kernel
 from atom.device.interface import Event, Graph, Stream
 from atom.errors import DeviceError
 from atom.model_engine.output_transfer import SpecStatusQueue
-from atom.model_engine.payload import Payload, PayloadKind, PayloadLayout, epoch_tag
+from atom.transfer.payload import Payload, PayloadKind, PayloadLayout, epoch_tag
 
 Bytes = NDArray[np.uint8]
 

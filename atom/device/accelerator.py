@@ -303,7 +303,7 @@ class Accelerator(Device):
         """A bulk transfer between persistent buffers: ``direction`` is ``d2h`` or ``h2d``."""
         if direction not in ("d2h", "h2d") or nbytes < 1:
             raise BadInput(
-                f"traffic: direction 'd2h' or 'h2d' and at least 1 byte, got {direction!r}, {nbytes}"
+                f"traffic: direction 'd2h' or 'h2d', at least 1 byte; got {direction!r}, {nbytes}"
             )
         buffers = self._bulk.get(direction)
         if buffers is None or buffers[0].numel() < nbytes:

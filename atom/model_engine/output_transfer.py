@@ -14,22 +14,22 @@ from torch import Tensor
 
 from atom.config import CopyProtocol
 from atom.device.interface import CopyPath, Device, Event, Stream
-from atom.model_engine.copy_protocol import STRATEGIES, Lane, UnpatchedWarning, held_payloads
-from atom.model_engine.d2h_queue import (
+from atom.transfer.copy_protocol import STRATEGIES, Lane, UnpatchedWarning, held_payloads
+from atom.transfer.d2h_queue import (
     D2HQueue,
     NothingQueued,
     Received,
     SpecStatusQueue,
     landed_fault,
 )
-from atom.model_engine.payload import (
+from atom.transfer.payload import (
     Payload,
     PayloadKind,
     PayloadLayout,
     payload_layout,
     stale_payload,
 )
-from atom.model_engine.pinned_ring import PinnedRing, PinnedSlot
+from atom.transfer.pinned_ring import PinnedRing, PinnedSlot
 
 __all__ = [
     "CpuTensorEntry",

@@ -14,8 +14,8 @@ import torch
 from atom.config import CopyProtocol
 from atom.device.interface import CopyPath, Device, Event, Stream
 from atom.errors import AtomError
-from atom.model_engine.copy_protocol import STRATEGIES, Lane, held_payloads
-from atom.model_engine.payload import (
+from atom.transfer.copy_protocol import STRATEGIES, Lane, held_payloads
+from atom.transfer.payload import (
     Payload,
     PayloadKind,
     PayloadLayout,
@@ -23,7 +23,7 @@ from atom.model_engine.payload import (
     stale_payload,
     tag_fault,
 )
-from atom.model_engine.pinned_ring import PinnedSlot, is_abandoned
+from atom.transfer.pinned_ring import PinnedSlot, is_abandoned
 
 MAX_ELL_INFLIGHT = 4
 ELL_SLOTS = 4

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atom.device.virtual import VirtualDevice
 
 from atom.config import DeviceChoice
 from atom.device import CopyPath, Kernel, open_device
 from atom.device.accelerator import Accelerator, machine_slug, why_no_accelerator
+from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput, DeviceError, DeviceOutOfMemory, WrongDevice
 
 

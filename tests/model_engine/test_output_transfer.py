@@ -15,10 +15,10 @@ from atom.config import CopyProtocol
 from atom.device.interface import Event, Stream
 from atom.device.virtual import VirtualDevice
 from atom.errors import DeviceError, StalePayload
-from atom.model_engine.d2h_queue import D2HQueue, NothingQueued, SpecStatusQueue
 from atom.model_engine.output_transfer import TokenIDProcessor, UnpatchedWarning
-from atom.model_engine.payload import Payload, epoch_tag
-from atom.model_engine.pinned_ring import PinnedRingFull
+from atom.transfer.d2h_queue import D2HQueue, NothingQueued, SpecStatusQueue
+from atom.transfer.payload import Payload, epoch_tag
+from atom.transfer.pinned_ring import PinnedRingFull
 
 
 @pytest.fixture

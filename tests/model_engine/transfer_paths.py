@@ -11,8 +11,8 @@ from torch import Tensor
 from atom.config import CopyProtocol
 from atom.device.interface import Device, Event, Kernel, Stream
 from atom.model_engine.output_transfer import TokenIDProcessor, UnpatchedWarning
-from atom.model_engine.payload import Payload
 from atom.spec_decode.dspark_verify import EllRing
+from atom.transfer.payload import Payload
 
 BATCH = 32
 PARK_SECONDS = 0.02

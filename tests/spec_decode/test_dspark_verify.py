@@ -15,8 +15,8 @@ from atom.config import CopyProtocol
 from atom.device.interface import Kernel, Stream
 from atom.device.virtual import VirtualDevice
 from atom.errors import StalePayload
-from atom.model_engine.payload import Payload
 from atom.spec_decode.dspark_verify import MAX_ELL_INFLIGHT, EllMismatch, EllRing
+from atom.transfer.payload import Payload
 
 PARK_SECONDS = 0.02
 SLOTS = 2

@@ -30,7 +30,7 @@ from atom.device.interface import Device, Kernel, Stream
 from atom.errors import StalePayload
 
 if TYPE_CHECKING:
-    from atom.model_engine.pinned_ring import PinnedSlot
+    from atom.transfer.pinned_ring import PinnedSlot
 
 TAG_BYTES = 8
 _MAGIC = 0x4154

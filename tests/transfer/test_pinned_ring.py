@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.device.interface import Device
-from atom.model_engine.payload import Payload, PayloadKind, payload_layout
-from atom.model_engine.pinned_ring import PinnedRing, PinnedRingFull, PinnedSlot
+from atom.transfer.payload import Payload, PayloadKind, payload_layout
+from atom.transfer.pinned_ring import PinnedRing, PinnedRingFull, PinnedSlot
 
 
 class SwitchedEvent:

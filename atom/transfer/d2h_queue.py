@@ -1,6 +1,6 @@
 """Queues of device-to-host transfers, each of one kind of payload.
 
-Protocols differ in :mod:`atom.model_engine.copy_protocol` alone; here transfers are only ordered
+Protocols differ in :mod:`atom.transfer.copy_protocol` alone; here transfers are only ordered
 and owned. None of the classes is thread-safe: one host thread runs an engine.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from atom.config import CopyProtocol
 from atom.device.interface import CopyPath, Device, Event, Stream
 from atom.errors import AtomError
-from atom.model_engine.copy_protocol import STRATEGIES, Lane, held_payloads
-from atom.model_engine.payload import (
+from atom.transfer.copy_protocol import STRATEGIES, Lane, held_payloads
+from atom.transfer.payload import (
     Payload,
     PayloadKind,
     PayloadLayout,
@@ -24,7 +24,7 @@ from atom.model_engine.payload import (
     stale_payload,
     tag_fault,
 )
-from atom.model_engine.pinned_ring import PinnedRing, PinnedSlot
+from atom.transfer.pinned_ring import PinnedRing, PinnedSlot
 
 
 class NothingQueued(AtomError):

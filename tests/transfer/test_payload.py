@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.errors import StalePayload
-from atom.model_engine.payload import (
+from atom.transfer.payload import (
     Payload,
     PayloadKind,
     epoch_tag,

@@ -19,8 +19,8 @@ import torch
 from atom.config import CopyProtocol
 from atom.device.interface import CopyPath, Device, Event, Stream
 from atom.errors import DeviceError
-from atom.model_engine.payload import Payload, PayloadLayout
-from atom.model_engine.pinned_ring import PinnedSlot
+from atom.transfer.payload import Payload, PayloadLayout
+from atom.transfer.pinned_ring import PinnedSlot
 
 
 class UnpatchedWarning(UserWarning):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atom.device.interface import Device, Event
 from atom.errors import AtomError
-from atom.model_engine.payload import Payload, PayloadLayout
+from atom.transfer.payload import Payload, PayloadLayout
 
 _MIN_CAPACITY = 64
 # A slot's cached views are dropped past this many layouts: batch sizes are few, but not bounded.

@@ -1,0 +1,1 @@
+"""How bytes reach the host safely: payloads, pinned slots, copy protocols, queues."""
