@@ -23,7 +23,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,45 +31,23 @@ from atom.device.caching_allocator import Block
 from atom.device.interface import (
     CopyPath,
     Device,
-    DeviceKind,
-    DeviceProperties,
     Event,
     Kernel,
     Scalar,
     Stream,
 )
 from atom.device.operation_factory import OperationFactory, Prepared
-from atom.device.operations import Mode, Operation, OperationKind, Part, StreamState
-from atom.device.profiles import GIBIBYTE, DeviceProfile, find_profile
+from atom.device.operations import Mode, OperationKind, Part, StreamState
+from atom.device.profiles import GIBIBYTE, DeviceProfile, find_profile, profile_properties
 from atom.device.queue_model import QueueModel
 from atom.device.timeline import Recorder, Timeline
+from atom.device.virtual_host import Chooser, VirtualHost
 from atom.device.virtual_memory import Operand, VirtualMemory
 from atom.device.virtual_streams import VirtualEvent, VirtualGraph, VirtualStream, foreign
 from atom.errors import BadInput, DeviceError, WrongDevice
-from atom.evidence import Evidence
 
 STREAMS_A_PRIORITY = 32
 _devices: weakref.WeakSet[VirtualDevice] = weakref.WeakSet()
-
-Chooser: TypeAlias = Callable[[list[Part]], Part]
-
-
-def profile_properties(
-    profile: DeviceProfile | str, *, memory_bytes: int | None = None
-) -> DeviceProperties:
-    """Properties of a virtual device of ``profile``; the card's memory unless told otherwise."""
-    found = find_profile(profile)
-    return DeviceProperties(
-        name=found.name,
-        kind=DeviceKind.VIRTUAL,
-        evidence=Evidence.SIMULATED,
-        machine=found.machine,
-        memory_bytes=found.memory_bytes if memory_bytes is None else memory_bytes,
-        hardware_queues=found.hardware_queues,
-        queue_variable=found.queue_variable,
-        driver=None,
-        runtime="virtual",
-    )
 
 
 class VirtualDevice(Device):
@@ -87,10 +64,6 @@ class VirtualDevice(Device):
             :meth:`ready` lists what may run, :meth:`step` runs one part, and a host wait asks
             ``chooser`` until it is satisfied.
         chooser: given the ready parts, returns one of them; ``None`` takes the oldest.
-
-    Attributes:
-        on_host_call: schedule mode: called at the start of each host call; it may call
-            :meth:`step`.
 
     Raises:
         BadInput: unknown profile or mode, or a size that is not positive.
@@ -117,25 +90,20 @@ class VirtualDevice(Device):
                 raise BadInput(f"{name}={size}; expected at least 1")
         self.profile = found
         self.properties = profile_properties(found, memory_bytes=memory_bytes)
-        self._host_generator = random.Random(2 * seed)
         self.model = QueueModel(
             found,
             found.hardware_queues,
             random.Random(2 * seed + 1),
             Mode[mode.upper()],
         )
-        self._schedule = self.model.mode is Mode.SCHEDULE
-        self._chooser = chooser
-        self.on_host_call: Callable[[], None] | None = None
-        self._clock = 0.0
-        self._owed = 0.0
+        self.host = VirtualHost(found, self.model, 2 * seed, chooser)
         self.memory = VirtualMemory(
-            memory_bytes, pinned_bytes, self, self.host_seconds, self._block_died
+            memory_bytes, pinned_bytes, self.host, self.host_seconds, self._block_died
         )
+        self.host.collect = self.memory.collect
         self._factory = OperationFactory(found, self.memory, self._operand)
         self._graph: VirtualGraph | None = None
         self._recorder: Recorder | None = None
-        self._streams: dict[int, StreamState] = {}
         self._pools: tuple[list[VirtualStream], list[VirtualStream]] = ([], [])
         self._handed = [0, 0]
         self.default_stream: VirtualStream = self._make_stream(0, 0, 0)
@@ -147,7 +115,7 @@ class VirtualDevice(Device):
     # -- streams and events
     def _make_stream(self, stream_id: int, index: int, group: int) -> VirtualStream:
         state = StreamState(stream_id, index, group)
-        self._streams[stream_id] = state
+        self.host.streams[stream_id] = state
         return VirtualStream(self, state)
 
     def new_stream(self, priority: int = 0) -> VirtualStream:
@@ -190,72 +158,26 @@ class VirtualDevice(Device):
     # -- the host's time
     def host_seconds(self) -> float:
         """The virtual clock as the host sees it."""
-        return self._clock
+        return self.host.seconds
 
     def host_work(self, seconds: float) -> None:
         """The host works for ``seconds`` on its own while the device goes on."""
-        self.host_call(seconds, exact=True)
+        self.host.call(seconds, exact=True)
 
-    def host_call(self, seconds: float, *, exact: bool = False) -> None:
-        """Start of every host call: see what died, charge the call, let the device catch up."""
-        self.memory.collect()
-        jitter = self.profile.jitter
-        if jitter and not exact:
-            seconds *= 1 + jitter * (2 * self._host_generator.random() - 1)
-        self._clock += seconds + self._owed
-        self._owed = 0.0
-        if self._schedule and self.on_host_call is not None:
-            self.on_host_call()
-        self.model.run_until(self._clock)
+    @property
+    def on_host_call(self) -> Callable[[], None] | None:
+        """Schedule mode: called at the start of each host call; it may call :meth:`step`."""
+        return self.host.on_call
 
-    def host_wait(self, operation: Operation | None) -> None:
-        """Block the host until ``operation`` has finished."""
-        if operation is None or operation.finished:
-            return
-        if self._schedule:
-            self._choose_until(lambda: operation.finished)
-        else:
-            self.model.run_until_finished(operation)
-        self._clock = max(self._clock, self.model.now)
+    @on_host_call.setter
+    def on_host_call(self, hook: Callable[[], None] | None) -> None:
+        self.host.on_call = hook
 
     def synchronize(self) -> None:
         """Block the host until all work on all streams has run."""
         self.refuse_in_capture("synchronising the device")
-        self.host_call(self.profile.synchronize_seconds)
-        self.wait_all()
-
-    def _choose_until(self, satisfied: Callable[[], bool]) -> None:
-        while not satisfied():
-            ready = self.model.ready()
-            if not ready:
-                raise DeviceError("the virtual device is stuck: queued work waits for itself")
-            self.model.step(ready[0] if self._chooser is None else self._chooser(ready))
-
-    # -- what the allocators need to know of queued work
-    def mark(self, stream_id: int) -> Operation | None:
-        """The last operation of a stream (an event record)."""
-        last = self._streams[stream_id].last
-        return None if last is None or last.finished else last
-
-    def passed(self, mark: Operation | None) -> bool:
-        """Whether all work before the mark has run."""
-        return mark is None or mark.finished
-
-    def wait(self, mark: Operation | None) -> None:
-        """Block the host until the mark has passed."""
-        self.host_wait(mark)
-
-    def wait_all(self) -> None:
-        """Block the host until all work has run."""
-        if self._schedule:
-            self._choose_until(lambda: self.model.unfinished == 0)
-        else:
-            self.model.run_until_finished(None)
-        self._clock = max(self._clock, self.model.now)
-
-    def segment_cost(self) -> None:
-        """Charge the host for getting or returning a segment, at the next host call."""
-        self._owed += self.profile.segment_seconds
+        self.host.call(self.profile.synchronize_seconds)
+        self.host.wait_all()
 
     # -- memory
     def empty(
@@ -278,7 +200,7 @@ class VirtualDevice(Device):
             BadInput: a negative extent.
             DeviceOutOfMemory: the pinned arena is full.
         """
-        self.host_call(self.profile.allocate_seconds)
+        self.host.call(self.profile.allocate_seconds)
         return self.memory.pinned(shape, dtype)
 
     def mapped(self, pinned: Tensor) -> Tensor:
@@ -292,7 +214,7 @@ class VirtualDevice(Device):
     def record_stream(self, tensor: Tensor, stream: Stream) -> None:
         """Tell the allocator that ``stream`` uses ``tensor``: its free waits for that stream."""
         own = self.own_stream(stream)
-        self.host_call(self.profile.query_seconds)
+        self.host.call(self.profile.query_seconds)
         if tensor.numel():
             self.memory.blocks.record_stream(self._block(tensor), own.stream_id)
 
@@ -316,7 +238,7 @@ class VirtualDevice(Device):
     def empty_cache(self) -> None:
         """Give unused cached segments back."""
         self.refuse_in_capture("emptying the cache")
-        self.host_call(self.profile.segment_seconds)
+        self.host.call(self.profile.segment_seconds)
         self.memory.blocks.empty_cache()
 
     def address(self, tensor: Tensor) -> int:
@@ -423,7 +345,7 @@ class VirtualDevice(Device):
     def _work_call(self, stream: Stream | None, what: str, seconds: float) -> VirtualStream:
         own = self.own_stream(stream)
         self._refuse_foreign_capture(own, what)
-        self.host_call(seconds)
+        self.host.call(seconds)
         return own
 
     # -- graphs
@@ -485,7 +407,7 @@ class VirtualDevice(Device):
     # -- timeline
     def _block_died(self, block: Block) -> None:
         if self._recorder is not None:
-            self._recorder.block(block, self.memory.device.address(block.offset), self._clock)
+            self._recorder.block(block, self.memory.device.address(block.offset), self.host.seconds)
 
     def trace(self, on: bool = True) -> None:
         """Start (afresh) or stop keeping records for :meth:`timeline`."""

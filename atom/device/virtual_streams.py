@@ -53,14 +53,14 @@ class VirtualStream:
         """Block the host until everything queued so far has run."""
         device = self.device
         device.refuse_in_capture("synchronising a stream")
-        device.host_call(device.profile.synchronize_seconds)
-        device.host_wait(self.state.last)
+        device.host.call(device.profile.synchronize_seconds)
+        device.host.wait(self.state.last)
 
     def query(self) -> bool:
         """Whether everything queued so far has run."""
         device = self.device
         device.refuse_in_capture("querying a stream")
-        device.host_call(device.profile.query_seconds)
+        device.host.call(device.profile.query_seconds)
         return self.state.last is None or self.state.last.finished
 
 
@@ -78,7 +78,7 @@ class VirtualEvent:
         device = self.device
         own = device.own_stream(stream)
         device.refuse_in_capture("recording an event")
-        device.host_call(device.profile.record_seconds)
+        device.host.call(device.profile.record_seconds)
         self._recorded_at = device.host_seconds()
         self._operation = own.state.last
 
@@ -87,7 +87,7 @@ class VirtualEvent:
         device = self.device
         own = device.own_stream(stream)
         device.refuse_in_capture("waiting on an event")
-        device.host_call(device.profile.wait_submit_seconds)
+        device.host.call(device.profile.wait_submit_seconds)
         if not self._done():
             assert self._operation is not None
             device.model.submit_wait(self._operation, own.state, device.profile.wait_seconds)
@@ -98,16 +98,16 @@ class VirtualEvent:
     def query(self) -> bool:
         """Whether the latest record has completed. True if it was never recorded."""
         self.device.refuse_in_capture("querying an event")
-        self.device.host_call(self.device.profile.query_seconds)
+        self.device.host.call(self.device.profile.query_seconds)
         return self._done()
 
     def synchronize(self) -> None:
         """Block the host until the latest record has completed."""
         device = self.device
         device.refuse_in_capture("synchronising an event")
-        device.host_call(device.profile.synchronize_seconds)
+        device.host.call(device.profile.synchronize_seconds)
         if not self._done():
-            device.host_wait(self._operation)
+            device.host.wait(self._operation)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event's record to ``end``'s. Both need ``timing=True``.
@@ -156,7 +156,7 @@ class VirtualGraph:
         device.refuse_in_capture("replaying a graph")
         if not self.complete:
             raise DeviceError("the graph's capture did not end well: there is nothing to replay")
-        device.host_call(device.profile.graph_launch_seconds)
+        device.host.call(device.profile.graph_launch_seconds)
         for prepared in self.work:
             for buffer, generation in prepared.pinned:
                 if buffer.generation != generation:

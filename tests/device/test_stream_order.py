@@ -25,8 +25,8 @@ from atom.device.profiles import (
 from atom.device.virtual import VirtualDevice
 
 MEBIBYTE = 2**20
-STREAMS = 4
-EVENTS = 3
+STREAMS = 3
+EVENTS = 2
 
 
 @dataclass
@@ -73,7 +73,8 @@ PROGRAM = st.lists(
         st.tuples(st.just("query"), STREAM, EVENT),
         st.tuples(st.just("synchronize"), STREAM, EVENT),
     ),
-    max_size=40,
+    min_size=5,
+    max_size=60,
 )
 
 
