@@ -255,6 +255,11 @@ class RaceMicrobenchmarkSettings(NotebookSettings, RaceSettings):
     measured: tuple[str, ...] = ("data/runs",)
     """Recorded hardware runs (run folders or parents of them) to show beside this run."""
 
+    def race(self, device: DeviceChoice) -> RaceSettings:
+        """The race settings in these parameters, for that device."""
+        values = {name: getattr(self, name) for name in RaceSettings.model_fields}
+        return RaceSettings(**{**values, "device": device})
+
 
 class SummarySettings(NotebookSettings):
     """Parameters of notebook 00."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from atom.benchmarks.race_plan import DEFAULT_QUEUES
 from atom.config import AllocatorBackend, CopyProtocol, Front, Source
 from atom.device.interface import CopyPath
 from atom.evidence import Evidence
-from atom.workbook.records import Run, load_published
+from atom.workbook.records import Run
 from atom.workbook.statistics import (
     clustered_interval,
     exact_interval,
@@ -267,91 +268,6 @@ def lateness(timeline: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def published_cells() -> list[dict[str, Any]]:
-    """Cells of the published micro-benchmark table.
-
-    Returns:
-        label, protocol, front, queues (``None``: not stated), stale (``None``: the cell is empty),
-        trials.
-    """
-    cells: list[dict[Any, Any]] = load_published("race_microbenchmark").to_dict("records")
-    found = []
-    for cell in cells:
-        queues = None if pd.isna(cell["hardware_queues"]) else int(cell["hardware_queues"])
-        label = str(cell["front"]).replace("_", " ")
-        if queues is not None:
-            label += f", {queues} queue" + ("s" if queues > 1 else "")
-        found.append(
-            {
-                "label": label,
-                "protocol": str(cell["protocol"]),
-                "front": str(cell["front"]),
-                "queues": queues,
-                "stale": None if pd.isna(cell["stale_trials"]) else int(cell["stale_trials"]),
-                "trials": None if pd.isna(cell["trials"]) else int(cell["trials"]),
-            }
-        )
-    return found
-
-
-def comparison(simulated: Run | None, measured: Sequence[Run]) -> pd.DataFrame:
-    """Published, simulated and measured rates side by side, in the published rows.
-
-    Returns:
-        label, protocol, evidence, source (whose numbers), stale, trials, low, high. Published
-        counts have exact intervals; the others are clustered by process. ``hold`` has no published
-        cell: ours stand alone.
-    """
-    cells = published_cells()
-    found: list[dict[str, Any]] = []
-    runs = [run for run in (simulated, *measured) if run is not None]
-    for label in dict.fromkeys(cell["label"] for cell in cells):
-        group = [cell for cell in cells if cell["label"] == label]
-        protocols = [*(cell["protocol"] for cell in group), str(CopyProtocol.HOLD)]
-        for protocol in protocols:
-            cell = next((one for one in group if one["protocol"] == protocol), None)
-            base = {"label": label, "protocol": protocol}
-            if cell is not None and cell["stale"] is not None:
-                low, high = exact_interval(cell["stale"], cell["trials"])
-                counts = {
-                    "stale": cell["stale"],
-                    "trials": cell["trials"],
-                    "low": low,
-                    "high": high,
-                }
-                found.append(
-                    {
-                        **base,
-                        "evidence": Evidence.PUBLISHED,
-                        "source": "MI355X, as stated",
-                        **counts,
-                    }
-                )
-            queues = group[0]["queues"]
-            for run in runs:
-                rows = select(
-                    run.tables["trials"],
-                    protocol=protocol,
-                    front=group[0]["front"],
-                    copy_path=CopyPath.ENGINE,
-                    queue_setting=DEFAULT_QUEUES if queues is None else str(queues),
-                )
-                if rows.empty:
-                    continue
-                stale, trials = per_process(rows)
-                low, high, _ = clustered_interval(stale, trials)
-                counts = {"stale": sum(stale), "trials": sum(trials), "low": low, "high": high}
-                found.append(
-                    {
-                        **base,
-                        "evidence": run.provenance.evidence,
-                        "source": label_of(run),
-                        **counts,
-                    }
-                )
-    return pd.DataFrame(found)
-
-
 def side_arms(trials: pd.DataFrame, grid: str) -> pd.DataFrame:
     """Arms of a small grid as a stale-rate plot takes them, in plan order.
 
@@ -384,10 +300,10 @@ def side_arms(trials: pd.DataFrame, grid: str) -> pd.DataFrame:
     order = {name: place for place, name in enumerate(dict.fromkeys(rows["label"]))}
     protocols = [str(protocol) for protocol in CopyProtocol]
     keys = [
-        (order[name], protocols.index(protocol))
+        order[name] * len(protocols) + protocols.index(protocol)
         for name, protocol in zip(rows["label"], rows["protocol"], strict=True)
     ]
-    return rows.assign(key=keys).sort_values("key").drop(columns="key")
+    return rows.assign(key=np.array(keys)).sort_values("key").drop(columns="key")
 
 
 def tag_coverage(trials: pd.DataFrame) -> pd.DataFrame:
@@ -436,5 +352,31 @@ def send_costs(trials: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
             "process": rows["process"].to_numpy(),
             "send_us": rows["send_us_median"].to_numpy(),
             "evidence": str(evidence),
+        }
+    )
+
+
+def facts_table(run: Run) -> pd.DataFrame:
+    """What is known of a run's machine and software, one line a fact; unknown facts say so."""
+    provenance = run.provenance
+    facts = {
+        "device": provenance.device,
+        "driver": provenance.driver,
+        "runtime": provenance.runtime,
+        "torch": provenance.torch,
+        "commit": provenance.commit,
+        "started": provenance.started,
+        "ended": provenance.ended,
+        **{
+            name: value
+            for name, value in provenance.facts.items()
+            if not isinstance(value, dict | list)
+        },
+        **provenance.environment,
+    }
+    return pd.DataFrame(
+        {
+            "fact": list(facts),
+            "value": ["unknown" if value is None else str(value) for value in facts.values()],
         }
     )

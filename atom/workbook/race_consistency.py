@@ -16,7 +16,8 @@ from atom.benchmarks.race_model import (
 )
 from atom.config import CopyProtocol, Front, RaceSettings
 from atom.device.interface import CopyPath
-from atom.workbook.race_analysis import per_process, published_cells, select
+from atom.workbook.race_analysis import per_process, select
+from atom.workbook.race_comparison import published_cells
 from atom.workbook.records import Run
 from atom.workbook.statistics import clustered_interval, exact_interval
 
@@ -26,16 +27,15 @@ _MEASURED_QUEUES = ("1", "4", "32")
 
 def published_rows() -> list[ObservedRow]:
     """The published unpatched rows, with exact intervals: each came from one process or few."""
-    table = load_published("race_microbenchmark")
     rows = []
-    for cell in table.itertuples():
-        if str(cell.protocol) != CopyProtocol.UNPATCHED or pd.isna(cell.stale_trials):
+    for cell in published_cells():
+        stale, trials, queues = cell["stale"], cell["trials"], cell["queues"]
+        if cell["protocol"] != CopyProtocol.UNPATCHED or stale is None:
             continue
-        stale, trials = int(cell.stale_trials), int(cell.trials)
-        queues = None if pd.isna(cell.hardware_queues) else int(cell.hardware_queues)
-        name = str(cell.front) + ("" if queues is None else f", {queues} queue(s)")
         low, high = exact_interval(stale, trials)
-        rows.append(ObservedRow(name, Front(str(cell.front)), queues, stale, trials, low, high))
+        rows.append(
+            ObservedRow(cell["label"], Front(cell["front"]), queues, stale, trials, low, high)
+        )
     return rows
 
 
