@@ -87,6 +87,7 @@ def _picture(timeline: Timeline, protocol: CopyProtocol, outcome: Outcome) -> Tr
         return round((seconds - begin) * 1e6, 3)
 
     spans = []
+    queued: tuple[str, float] | None = None
     queue_of: dict[str, int | None] = {}
     for work in timeline.work:
         if work.submitted_seconds < begin:
@@ -97,7 +98,7 @@ def _picture(timeline: Timeline, protocol: CopyProtocol, outcome: Outcome) -> Tr
         label, role = _LABELS.get(work.name, ("work in front", "front"))
         if work is copy:
             label, role = "status copy", "copy"
-            spans.append((lane, "", at(work.submitted_seconds), at(work.start_seconds), "wait"))
+            queued = (lane, at(work.submitted_seconds))
         elif work.kind == "wait":
             continue
         if work.hardware_queue is not None:
@@ -120,9 +121,9 @@ def _picture(timeline: Timeline, protocol: CopyProtocol, outcome: Outcome) -> Tr
             ownership.append(("free", previous, start))
         ownership.append((name, start, end))
         previous = end
-    marks = []
+    marks = [(queued[0], "copy queued", queued[1])] if queued is not None else []
     if len(owners) > 1:
-        marks.append(("default stream", "source freed, block reused", owners[1][0]))
+        marks.append(("default stream", "block reused", owners[1][0]))
     return TrialPicture(protocol, outcome, tuple(spans), tuple(ownership), tuple(marks), queue_of)
 
 

@@ -29,6 +29,12 @@ _PATH_STYLE = {
 }
 
 
+_ORDER_TEXT = {
+    "serial": "next starts at the end",
+    "issue": "next starts at the issue",
+}
+
+
 def rates_figure(rows: pd.DataFrame, title: str) -> Figure:
     """Stale rates with intervals; see :func:`atom.workbook.figures.stale_rate_plot`."""
     points = len(rows)
@@ -77,9 +83,9 @@ def queue_figure(rates: dict[str, tuple[Evidence, pd.DataFrame]], title: str) ->
 
 def _queue_panel(axes: Axes, evidence: Evidence, rows: pd.DataFrame) -> None:
     settings = list(dict.fromkeys(rows["queues"]))
-    for offset, (path, group) in zip((-0.08, 0.08), rows.groupby("copy_path"), strict=False):
+    for side, (path, group) in zip((-1, 1), rows.groupby("copy_path"), strict=False):
         colour, marker, label = _PATH_STYLE[str(path)]
-        x = np.array([settings.index(queues) for queues in group["queues"]]) + offset
+        x = np.array([settings.index(queues) for queues in group["queues"]]) + 0.08 * side
         rate = 100 * group["rate"].to_numpy()
         low = np.maximum(rate - 100 * group["low"].to_numpy(), 0)
         high = np.maximum(100 * group["high"].to_numpy() - rate, 0)
@@ -100,16 +106,24 @@ def _queue_panel(axes: Axes, evidence: Evidence, rows: pd.DataFrame) -> None:
             axes.annotate(
                 f"{hit}/{processes}",
                 (place, height),
-                xytext=(6, 4),
+                xytext=(5 * side, 4),
                 textcoords="offset points",
+                ha="left" if side > 0 else "right",
                 fontsize=7.5,
                 color=colour,
             )
     axes.set_xticks(range(len(settings)), settings)
     axes.set_ylim(-6, 112)
-    axes.set_xlabel("hardware queues (beside a point: processes with a stale trial, of all)")
+    axes.set_xlabel("hardware queues\n(beside a point: processes with a stale trial, of all)")
     handles, _ = axes.get_legend_handles_labels()
-    axes.legend(handles=[*handles, evidence_handle(evidence)], loc="upper right", fontsize=8)
+    axes.legend(
+        handles=[*handles, evidence_handle(evidence)],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.24),
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
 
 
 def margin_figure(panels: dict[str, tuple[Evidence, pd.DataFrame]], title: str) -> Figure:
@@ -139,6 +153,7 @@ def margin_figure(panels: dict[str, tuple[Evidence, pd.DataFrame]], title: str) 
                 alpha=0.8,
             )
         axes.axvline(0, color="#222222", lw=1)
+        axes.margins(x=0.08)
         axes.set_xscale("symlog", linthresh=10)
         axes.set_yticks([-n for n in range(len(labels))], labels, fontsize=8)
         axes.set_ylim(-len(labels) + 0.5, 0.5)
@@ -176,7 +191,9 @@ def consistency_figure(models: pd.DataFrame, title: str) -> Figure:
             )
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(
-        range(len(columns)), [f"next starts at {o}\nwait holds its {b}" for o, b in columns]
+        range(len(columns)),
+        [f"{_ORDER_TEXT[o]}\nwait holds its {b}" for o, b in columns],
+        fontsize=8,
     )
     axes.set_yticks(range(len(rows)), [f"{m}, {c}" for m, c in rows])
     axes.grid(visible=False)

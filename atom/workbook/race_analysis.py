@@ -346,7 +346,7 @@ def send_costs(trials: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
         "null" if null else protocol
         for null, protocol in zip(rows["is_null"], rows["protocol"], strict=True)
     ]
-    return pd.DataFrame(
+    costs = pd.DataFrame(
         {
             "protocol": names,
             "process": rows["process"].to_numpy(),
@@ -354,6 +354,10 @@ def send_costs(trials: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
             "evidence": str(evidence),
         }
     )
+    order = ["unpatched", "null", *(str(protocol) for protocol in CopyProtocol)]
+    places = np.array([order.index(name) for name in costs["protocol"]])
+    costs = costs.assign(place=places).sort_values(["place", "process"])
+    return costs.drop(columns="place").reset_index(drop=True)
 
 
 def facts_table(run: Run) -> pd.DataFrame:
