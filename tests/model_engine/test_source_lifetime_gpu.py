@@ -68,7 +68,8 @@ def test_hardware_agrees(
             with pytest.raises(StalePayload, match="carries step 8 where step 7 was expected"):
                 path.receive()
         else:
-            if protocol is not CopyProtocol.BLOCKING:
+            # zero_copy parks nothing: its slot may land, be read out and serve the next step
+            if protocol not in (CopyProtocol.BLOCKING, CopyProtocol.ZERO_COPY):
                 assert not reused
             assert set(path.receive()) == {7}
         accelerator.synchronize()
