@@ -101,8 +101,10 @@ def _findings(rows: pd.DataFrame, simulated: bool) -> dict[str, dict[str, Any]]:
         return {"holds": bool(part["stale"].sum() > 0), "value": f"stale: {text}"}
 
     def fronts(*wanted: Front) -> pd.DataFrame:
-        return unpatched[unpatched["front"].isin([str(front) for front in wanted])]
+        # the arms of the cut grid choose when the next step writes
+        return plain[plain["front"].isin([str(front) for front in wanted])]
 
+    plain = unpatched[unpatched["grid"] != "cut"]
     same = unpatched[unpatched["next_bytes"] == unpatched["source_bytes"]]
     reuse = ", ".join(
         f"{backend} {int(group['address_reused'].sum())}/{int(group['trials'].sum())}"
@@ -112,7 +114,7 @@ def _findings(rows: pd.DataFrame, simulated: bool) -> dict[str, dict[str, Any]]:
         f"{int(unpatched[name].sum())} {name}"
         for name in ("clean", "overwritten", "partial", "torn")
     )
-    default = unpatched[unpatched["queue_setting"] == "default"]
+    default = plain[plain["queue_setting"] == "default"]
     other = fronts(Front.STORE_ON_OTHER_STREAMS, Front.PACK_AND_STORE)
     stores = fronts(Front.STORE_ON_COPY_STREAM, Front.STORE_ON_OTHER_STREAMS, Front.PACK_AND_STORE)
     matmul = fronts(Front.MATMUL)
