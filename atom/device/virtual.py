@@ -36,6 +36,7 @@ from atom.device.interface import (
     Scalar,
     Stream,
 )
+from atom.device.observer import DeviceObserver
 from atom.device.operation_factory import OperationFactory, Prepared
 from atom.device.operations import Mode, OperationKind, Part, StreamState
 from atom.device.profiles import GIBIBYTE, DeviceProfile, find_profile, profile_properties
@@ -103,6 +104,8 @@ class VirtualDevice(Device):
         self.host.collect = self.memory.collect
         self._factory = OperationFactory(found, self.memory, self._operand)
         self._graph: VirtualGraph | None = None
+        #: sees what is queued, owned and waited for; ``None`` costs nothing
+        self.observer: DeviceObserver | None = None
         self._recorder: Recorder | None = None
         self._pools: tuple[list[VirtualStream], list[VirtualStream]] = ([], [])
         self._handed = [0, 0]
@@ -178,6 +181,8 @@ class VirtualDevice(Device):
         self.refuse_in_capture("synchronising the device")
         self.host.call(self.profile.synchronize_seconds)
         self.host.wait_all()
+        if self.observer is not None:
+            self.observer.device_waited()
 
     # -- memory
     def empty(
@@ -216,7 +221,10 @@ class VirtualDevice(Device):
         own = self.own_stream(stream)
         self.host.call(self.profile.query_seconds)
         if tensor.numel():
-            self.memory.blocks.record_stream(self._block(tensor), own.stream_id)
+            block = self._block(tensor)
+            self.memory.blocks.record_stream(block, own.stream_id)
+            if self.observer is not None:
+                self.observer.stream_recorded(block, own.stream_id)
 
     def _block(self, tensor: Tensor) -> Block:
         block = self.memory.block_of(tensor)
@@ -272,6 +280,8 @@ class VirtualDevice(Device):
         if operation.kind in (OperationKind.ENGINE_COPY, OperationKind.KERNEL_COPY):
             for buffer, _ in prepared.pinned:
                 self.memory.buffers.record_copy(buffer, stream.stream_id)
+        if self.observer is not None:
+            self.observer.queued(operation, stream.stream_id)
         self.model.submit(operation, stream.state, own_lane=prepared.own_lane)
 
     def launch(
@@ -403,6 +413,11 @@ class VirtualDevice(Device):
         """
         self.memory.collect()
         self.model.step(part)
+
+    # -- observers
+    def observe(self, observer: DeviceObserver | None) -> None:
+        """Tell ``observer`` of everything that is queued, owned and waited for from now on."""
+        self.observer = self.memory.observer = observer
 
     # -- timeline
     def _block_died(self, block: Block) -> None:

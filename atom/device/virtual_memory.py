@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atom.device.arena import Arena, OwnedSlice, Span
 from atom.device.caching_allocator import Block, CachingAllocator, Work
+from atom.device.observer import DeviceObserver
 from atom.device.pinned_allocator import PinnedAllocator, PinnedBuffer
 from atom.errors import BadInput, DeviceError
 
@@ -63,6 +64,7 @@ class VirtualMemory:
         self.buffers = PinnedAllocator(self.host.size, work)
         self._on_free = on_free
         self._dead: list[Any] = []
+        self.observer: DeviceObserver | None = None
         #: private pools whose graph died
         self.dead_pools: list[Any] = []
 
@@ -79,9 +81,16 @@ class VirtualMemory:
             self.blocks.release_pool(self.dead_pools.pop(0))
 
     def _own(self, owner: Any, block: Block | PinnedBuffer) -> None:
-        reference = OwnedSlice(owner, self._dead.append)
+        reference = OwnedSlice(owner, self._died)
         reference.block = block
         block.reference = reference
+        if self.observer is not None:
+            self.observer.owned(block)
+
+    def _died(self, reference: Any) -> None:
+        self._dead.append(reference)
+        if self.observer is not None:
+            self.observer.died(reference.block)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, stream_id: int) -> Tensor:
         """A device tensor; see ``Device.empty``."""

@@ -55,13 +55,18 @@ class VirtualStream:
         device.refuse_in_capture("synchronising a stream")
         device.host.call(device.profile.synchronize_seconds)
         device.host.wait(self.state.last)
+        if device.observer is not None:
+            device.observer.stream_waited(self.stream_id)
 
     def query(self) -> bool:
         """Whether everything queued so far has run."""
         device = self.device
         device.refuse_in_capture("querying a stream")
         device.host.call(device.profile.query_seconds)
-        return self.state.last is None or self.state.last.finished
+        idle = self.state.last is None or self.state.last.finished
+        if idle and device.observer is not None:
+            device.observer.stream_waited(self.stream_id)
+        return idle
 
 
 class VirtualEvent:
@@ -81,6 +86,8 @@ class VirtualEvent:
         device.host.call(device.profile.record_seconds)
         self._recorded_at = device.host_seconds()
         self._operation = own.state.last
+        if device.observer is not None:
+            device.observer.event_recorded(self, own.stream_id)
 
     def wait(self, stream: Stream | None = None) -> None:
         """Make ``stream`` wait for the latest record. No-op if it was never recorded."""
@@ -88,6 +95,8 @@ class VirtualEvent:
         own = device.own_stream(stream)
         device.refuse_in_capture("waiting on an event")
         device.host.call(device.profile.wait_submit_seconds)
+        if device.observer is not None:
+            device.observer.event_waited_by(self, own.stream_id)
         if not self._done():
             assert self._operation is not None
             device.model.submit_wait(self._operation, own.state, device.profile.wait_seconds)
@@ -99,7 +108,10 @@ class VirtualEvent:
         """Whether the latest record has completed. True if it was never recorded."""
         self.device.refuse_in_capture("querying an event")
         self.device.host.call(self.device.profile.query_seconds)
-        return self._done()
+        done = self._done()
+        if done and self.device.observer is not None:
+            self.device.observer.event_observed(self)
+        return done
 
     def synchronize(self) -> None:
         """Block the host until the latest record has completed."""
@@ -108,6 +120,8 @@ class VirtualEvent:
         device.host.call(device.profile.synchronize_seconds)
         if not self._done():
             device.host.wait(self._operation)
+        if device.observer is not None:
+            device.observer.event_observed(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event's record to ``end``'s. Both need ``timing=True``.
