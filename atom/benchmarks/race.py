@@ -164,7 +164,7 @@ def _in_workers(
                 yield JobFailed(job, str(error))
                 if following is None:
                     following = start()
-            worker.stop()
+            worker.stop(grace_seconds=10.0)
             running, following = following, None
     finally:
         for pair in (running, following):
@@ -275,7 +275,7 @@ class Worker:
         try:
             line = self._lines.get(timeout=SILENCE_SECONDS)
         except queue.Empty:
-            raise self._failure(f"said nothing for {SILENCE_SECONDS:.0f} s") from None
+            raise self._failure(f"said nothing for {SILENCE_SECONDS:.0f} s", 0.2) from None
         if line is None:
             raise self._failure("ended early")
         try:
@@ -296,8 +296,9 @@ class Worker:
         if message.get("type") != kind:
             raise self._failure(f"said {message!r} where {kind!r} was expected")
 
-    def _failure(self, what: str) -> WorkerFailed:
-        self.stop(grace_seconds=1.0)
+    def _failure(self, what: str, grace_seconds: float = 5.0) -> WorkerFailed:
+        # Its own exit code and last words are worth the wait; a kill would hide them.
+        self.stop(grace_seconds)
         code = self._process.returncode
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         words = "\n".join(f"    {line}" for line in self._last_words)
@@ -306,18 +307,18 @@ class Worker:
             + (f"; its last words:\n{words}" if words else "; it wrote nothing to standard error")
         )
 
-    def stop(self, grace_seconds: float = 5.0) -> None:
-        """End the process, by force if it does not go by itself. Safe to call again."""
+    def stop(self, grace_seconds: float = 0.2) -> None:
+        """End the process, by force if it does not go by itself in time. Safe to call again."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         try:
-            self._process.wait(grace_seconds if self._ended_output() else 0.2)
+            self._process.wait(grace_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         for thread in self._threads:
             thread.join(timeout=2.0)
-
-    def _ended_output(self) -> bool:
-        return not self._threads[0].is_alive()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None and not any(thread.is_alive() for thread in self._threads):
+                pipe.close()

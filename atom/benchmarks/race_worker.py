@@ -211,13 +211,13 @@ def facts_from_inside(settings: RaceSettings, job: Job) -> dict[str, Any]:
     if backend != wanted:
         raise DeviceError(f"{job.name}: torch runs allocator backend {backend}, not {wanted}")
     if wanted == "native":
-        expandable = bool(
-            torch.cuda.memory._snapshot()
-            .get("allocator_settings", {})
-            .get("expandable_segments", False)
-        )
+        in_force = torch.cuda.memory._snapshot().get("allocator_settings", {})
+        expandable = in_force.get("expandable_segments")
         facts["expandable_segments"] = expandable
-        if expandable != (job.allocator is AllocatorBackend.EXPANDABLE_SEGMENTS):
+        # A torch that does not tell cannot be checked.
+        if expandable is not None and bool(expandable) != (
+            job.allocator is AllocatorBackend.EXPANDABLE_SEGMENTS
+        ):
             raise DeviceError(f"{job.name}: torch says expandable_segments is {expandable}")
     return facts
 
