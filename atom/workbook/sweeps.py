@@ -42,6 +42,8 @@ DEFAULT_ROOT = "data/runs"
 INTERRUPTED = 130
 
 _LINE_SECONDS = 10.0
+#: processes that failed before any reached the device: the others would do the same
+HOPELESS_FAILURES = 3
 
 
 class SweepProgress(Protocol):
@@ -218,6 +220,7 @@ def sweep_race(
     progress = progress or NoProgress()
     if settings.device is DeviceChoice.ACCELERATOR:
         refuse_hiding_settings(os.environ)
+        _refuse_no_accelerator()
     jobs = build_jobs(settings)
     plain = settings.model_dump(mode="json")
     writer = None if resume is None else RunWriter.resume(resume, plain)
@@ -253,6 +256,8 @@ def sweep_race(
             elif isinstance(event, JobFailed):
                 failures.append(f"{event.job.name}: {event.reason}")
                 progress.note(f"failed: {failures[-1]}")
+                if writer is None and len(failures) == HOPELESS_FAILURES:
+                    break
             else:
                 progress.advance(event.count)
     except KeyboardInterrupt:
@@ -273,6 +278,14 @@ def sweep_race(
     else:
         writer.finish("finished")
     return SweepResult(load_run(writer.path), tuple(failures))
+
+
+def _refuse_no_accelerator() -> None:
+    from atom.device.accelerator import why_no_accelerator
+
+    reason = why_no_accelerator()
+    if reason is not None:
+        raise DeviceError(f"no accelerator: {reason}; --device virtual needs none")
 
 
 def _refuse_other_device(writer: RunWriter, properties: DeviceProperties) -> None:

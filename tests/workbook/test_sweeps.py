@@ -248,6 +248,21 @@ def test_a_hiding_variable_stops_a_sweep_on_hardware(
     assert not list(tmp_path.iterdir())
 
 
+def test_no_accelerator_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.device.accelerator.why_no_accelerator", lambda: "none here")
+    with pytest.raises(DeviceError, match="none here"):
+        sweep_race(RaceSettings.parse({**SMALL, "device": "accelerator"}), root=tmp_path)
+
+
+def test_workers_that_never_reach_the_device_end_the_sweep(tmp_path: Path) -> None:
+    settings = RaceSettings.parse({**SMALL, "processes": 20})
+    command = [sys.executable, "-c", "raise SystemExit('no driver')"]
+    with pytest.raises(DeviceError, match="no driver") as caught:
+        sweep_race(settings, root=tmp_path, subprocesses=True, command=command)
+    assert str(caught.value).count("no driver") == sweeps.HOPELESS_FAILURES
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_row_makes_no_table(tmp_path: Path) -> None:
     run = run_race(RaceSettings.parse(SMALL), tmp_path)
     assert "no process finished" in result_text(run.tables["trials"].iloc[:0])
