@@ -10,16 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atom.benchmarks.race_outcome import Bytes, classify
 from atom.benchmarks.race_plan import Arm, NextStep
 from atom.benchmarks.race_rows import Outcome
+from atom.benchmarks.race_trace import Span, Trace
 from atom.config import CopyProtocol, Front, RaceSettings, Source
 from atom.device import CopyPath, Device, Kernel
-from atom.device.interface import Event, Graph, Stream
-from atom.errors import DeviceError
+from atom.device.interface import Graph, Stream
 from atom.model_engine.output_transfer import SpecStatusQueue
 from atom.transfer.payload import Payload, PayloadKind, PayloadLayout, epoch_tag
-
-Bytes = NDArray[np.uint8]
 
 DRAFT_TOKENS = 3
 #: what the next step writes in every other trial: a prefill step's token budget, as in the log
@@ -49,16 +48,6 @@ PACK = Kernel("pack", copy_words, occupancy=0.25)
 
 
 @dataclass(frozen=True)
-class Span:
-    """What one lane did. Microseconds since this step's fill ended on the device."""
-
-    lane: str
-    label: str
-    start_us: float
-    end_us: float
-
-
-@dataclass(frozen=True)
 class Trial:
     """What one trial showed.
 
@@ -79,45 +68,6 @@ class Trial:
     send_us: float
     receive_us: float
     spans: tuple[Span, ...] = ()
-
-
-def classify(received: Bytes, this: Bytes, following: Bytes, offset: int = 0) -> Outcome:
-    """Tell from the bytes what the host received.
-
-    Bytes in which both steps agree say nothing and are left out.
-
-    Args:
-        received: uint8 ``[n]``, what landed.
-        this: uint8 ``[n]``, what this step wrote.
-        following: uint8 ``[m]``, what the next step wrote.
-        offset: where ``following`` begins, in bytes after the source's first byte; may be negative.
-
-    Raises:
-        DeviceError: a byte belongs to neither step: the copy ran before the producer, or was read
-            before its end, or the two steps agree everywhere.
-    """
-    begin, end = max(offset, 0), min(offset + following.size, this.size)
-    after = this.copy()
-    if end > begin:
-        after[begin:end] = following[begin - offset : end - offset]
-    telling = this != after
-    is_next = telling & (received == after)
-    foreign = (received != this) & ~is_next
-    if foreign.any():
-        place = int(np.flatnonzero(foreign)[0])
-        raise DeviceError(
-            f"byte {place} of {this.size} is {int(received[place])}: neither this step's "
-            f"{int(this[place])} nor the next step's {int(after[place])}. The copy ran before its "
-            "producer, or the host read before the copy ended"
-        )
-    if end > begin and not telling.any():
-        raise DeviceError("both steps wrote the same bytes: nothing can be told from them")
-    found = int(is_next.sum())
-    if not found:
-        return Outcome.CLEAN
-    if found < int(telling.sum()):
-        return Outcome.TORN
-    return Outcome.OVERWRITTEN if (begin, end) == (0, this.size) else Outcome.PARTIAL
 
 
 class TrialBench:
@@ -193,7 +143,7 @@ class TrialBench:
         this, following = self._write_contents(layout, self._step)
         following = following[: _next_bytes(arm, layout)]
         this_on_device, next_on_device = self._upload(this, following)
-        trace = _Trace(device) if traced else None
+        trace = Trace(device) if traced else None
         if arm.source is Source.ALLOCATOR:
             trial = self._allocator_trial(arm, queue, layout, this_on_device, next_on_device, trace)
         else:
@@ -223,7 +173,7 @@ class TrialBench:
         layout: PayloadLayout,
         this: Tensor,
         following: Tensor,
-        trace: _Trace | None,
+        trace: Trace | None,
     ) -> tuple[bool, int, float, float, Bytes, bool]:
         device = self.device
         payload = queue.new_verdict(self._step, arm.batch_size)
@@ -268,7 +218,7 @@ class TrialBench:
         layout: PayloadLayout,
         this: Tensor,
         following: Tensor,
-        trace: _Trace | None,
+        trace: Trace | None,
     ) -> tuple[bool, int, float, float, Bytes, bool]:
         device = self.device
         graph, inputs, static = self._graph(layout)
@@ -301,7 +251,7 @@ class TrialBench:
         receive_us = (device.host_seconds() - began) * 1e6
         return True, 0, send_us, receive_us, received.raw.numpy(), bool(received.tag_ok)
 
-    def _write_next(self, tensor: Tensor, following: Tensor, trace: _Trace | None) -> None:
+    def _write_next(self, tensor: Tensor, following: Tensor, trace: Trace | None) -> None:
         if trace is not None:
             trace.mark("default", "next write", self.device.default_stream)
         self.device.launch(NEXT_WRITE, (following,), (tensor,))
@@ -310,7 +260,7 @@ class TrialBench:
 
     # -- what goes in front
 
-    def _queue_front(self, arm: Arm, trace: _Trace | None) -> None:
+    def _queue_front(self, arm: Arm, trace: Trace | None) -> None:
         device, settings = self.device, self.settings
         lanes: list[tuple[str, Stream]] = []
         match arm.front:
@@ -439,42 +389,6 @@ class TrialBench:
             end.record(self.copy_stream)
             device.synchronize()
             self._half_copy_seconds[arm.batch_size] = start.elapsed_time(end) / 2e3
-
-
-class _Trace:
-    """Timing events of one trial, by lane. A mark ends the lane's open span and may begin one."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._marks: list[tuple[str, str, Event]] = []
-
-    def mark(self, lane: str, label: str, stream: Stream) -> None:
-        """Record an event on ``stream``; an empty ``label`` only ends what is open."""
-        event = self._device.new_event(timing=True)
-        event.record(stream)
-        self._marks.append((lane, label, event))
-
-    def spans(self) -> tuple[Span, ...]:
-        """The spans, relative to the end of the fill. The device has been waited on."""
-        zero = next(
-            marks[1]
-            for marks in [[m[2] for m in self._marks if m[0] == "default"]]
-            if len(marks) > 1
-        )
-        spans = []
-        open_spans: dict[str, tuple[str, float]] = {}
-        for lane, label, event in self._marks:
-            at = _microseconds(zero, event)
-            begun = open_spans.pop(lane, None)
-            if begun is not None:
-                spans.append(Span(lane, begun[0], begun[1], max(at, begun[1])))
-            if label:
-                open_spans[lane] = (label, at)
-        return tuple(spans)
-
-
-def _microseconds(start: Event, end: Event) -> float:
-    return round(start.elapsed_time(end) * 1e3, 3)
 
 
 def _next_bytes(arm: Arm, layout: PayloadLayout) -> int:

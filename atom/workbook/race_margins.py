@@ -29,7 +29,7 @@ def matmul_margins(timeline: pd.DataFrame) -> pd.DataFrame:
     ]
     late["order"] = [0 if queues == DEFAULT_QUEUES else int(queues) for queues in late["queues"]]
     late["label"] = [
-        f"{path}, {queues} queues"
+        f"{path}, {queues} queue" + ("" if queues == "1" else "s")
         for path, queues in zip(late["path"], late["queues"], strict=True)
     ]
     return late.sort_values(["path", "order", "process", "trial"]).drop(columns="order")

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.benchmarks.race_outcome import classify
 from atom.benchmarks.race_plan import CUT_BATCH_SIZE, Arm, NextStep
 from atom.benchmarks.race_rows import Outcome
-from atom.benchmarks.race_trial import TrialBench, classify
+from atom.benchmarks.race_trial import TrialBench
 from atom.config import CopyProtocol, Front, RaceSettings, Source
 from atom.device import CopyPath, open_device
 from atom.errors import DeviceError

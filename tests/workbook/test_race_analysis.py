@@ -225,7 +225,7 @@ def test_margins_say_which_copies_lost(run: Run) -> None:
     # An unpatched trial is stale exactly where its copy ended after the write.
     assert (lost == (margins["outcome"] != "clean")).all()
     table = race_margins.margin_table(margins)
-    assert {"engine, 1 queues", "kernel, 4 queues"} <= set(table["copy"])
+    assert {"engine, 1 queue", "kernel, 4 queues"} <= set(table["copy"])
     sentences = race_margins.margin_sentences(margins, "simulated")
     assert any("by a kernel" in sentence for sentence in sentences)
 

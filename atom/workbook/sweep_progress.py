@@ -1,0 +1,108 @@
+"""Progress of a sweep: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+_LINE_SECONDS = 10.0
+
+
+class SweepProgress(Protocol):
+    """What a sweep tells while it runs."""
+
+    def start(self, trials: int, seconds: float) -> None:
+        """So many trials are planned; the whole takes about ``seconds``."""
+
+    def advance(self, trials: int) -> None:
+        """So many more trials are done."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should read."""
+
+    def stop(self) -> None:
+        """The sweep has ended."""
+
+
+class NoProgress:
+    """Says nothing."""
+
+    def start(self, trials: int, seconds: float) -> None:
+        """Ignored."""
+
+    def advance(self, trials: int) -> None:
+        """Ignored."""
+
+    def note(self, text: str) -> None:
+        """Ignored."""
+
+    def stop(self) -> None:
+        """Ignored."""
+
+
+class TerminalProgress:
+    """A bar on a terminal, a line every ten seconds elsewhere.
+
+    Args:
+        stream: standard error unless told otherwise.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._bar: Any = None
+        self._task: Any = None
+        self._total = self._done = 0
+        self._began = self._last_line = 0.0
+
+    def start(self, trials: int, seconds: float) -> None:
+        """See :class:`SweepProgress`."""
+        self._total, self._done = trials, 0
+        self._began = self._last_line = time.monotonic()
+        self.note(f"{trials} trials, about {seconds:.0f} s")
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = Progress(
+                TextColumn("race"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("trials"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(file=self._stream),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("race", total=trials)
+
+    def advance(self, trials: int) -> None:
+        """See :class:`SweepProgress`."""
+        self._done += trials
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _LINE_SECONDS:
+            self._last_line = now
+            self.note(f"{self._done} of {self._total} trials after {now - self._began:.0f} s")
+
+    def note(self, text: str) -> None:
+        """See :class:`SweepProgress`."""
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def stop(self) -> None:
+        """See :class:`SweepProgress`."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
