@@ -8,6 +8,7 @@ label inside the picture, because pictures are cut out of pages.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,22 +120,51 @@ def evidence_label(evidence: Evidence | str, text: str = "") -> str:
     return f"{label} {text}" if joined else f"{label}: {text}"
 
 
-def stamp(figure: Figure, evidence: Evidence | str, text: str = "") -> None:
+def origin_text(text: str, run_ids: Sequence[str] = (), date: str = "") -> str:
+    """Machine or profile, date and run ids in one line, for a stamp.
+
+    Args:
+        text: machine or virtual profile.
+        run_ids: recorded runs; each begins with its own date, which then stands for ``date``.
+        date: ISO date of a figure that was drawn from no recorded run.
+    """
+    days = dict.fromkeys(f"{name[:4]}-{name[4:6]}-{name[6:8]}" for name in run_ids) or [date]
+    # a text may name date and run already
+    more = [name for name in run_ids if name.rsplit("-", 1)[-1] not in text]
+    parts = [text, *(day for day in days if day not in text)]
+    if more:
+        parts.append(f"{'run' if len(more) == 1 else 'runs'} {', '.join(more)}")
+    return ", ".join(part for part in parts if part)
+
+
+def stamp(
+    figure: Figure,
+    evidence: Evidence | str,
+    text: str = "",
+    *,
+    run_ids: Sequence[str] = (),
+    date: str = "",
+) -> None:
     """Write the evidence label into the figure's bottom right corner; a later stamp replaces it.
 
     Args:
         figure: any matplotlib figure.
         evidence: kind of every number in it.
-        text: machine or virtual profile, date and run id.
+        text: machine or virtual profile.
+        run_ids: recorded runs that it was drawn from.
+        date: ISO date, for a figure of no recorded run.
     """
     kind = Evidence(evidence)
+    label = evidence_label(kind, origin_text(text, run_ids, date))
+    # about what fits below nine inches of figure at this size
+    label = textwrap.fill(label, int(figure.get_figwidth() * 12), break_on_hyphens=False)
     for old in [item for item in figure.texts if item.get_gid() == _STAMP_NAME]:
         old.remove()
     # below the lower edge: savefig's tight box takes it in, and no axes lie there
     figure.text(
         0.995,
         -0.015,
-        evidence_label(kind, text),
+        label,
         gid=_STAMP_NAME,
         ha="right",
         va="top",

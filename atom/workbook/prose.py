@@ -1,4 +1,4 @@
-"""Sentences and lists that a cell prints beside the numbers they state."""
+"""Sentences and lists that a cell displays beside the numbers they state."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _WIDTH = 100
 
 
 def say(*sentences: str) -> None:
-    """Print sentences, each wrapped to the width of a page."""
-    for sentence in sentences:
-        print(textwrap.fill(sentence, _WIDTH, break_long_words=False))
+    """Display sentences: a paragraph each on a page, wrapped lines where there is only text."""
+    markup = "".join(f'<p class="atom-say">{escape(sentence)}</p>' for sentence in sentences)
+    wrapped = [textwrap.fill(one, _WIDTH, break_long_words=False) for one in sentences]
+    display({"text/html": markup, "text/plain": "\n".join(wrapped)}, raw=True)
 
 
 def show_lines(table: DataFrame, caption: str) -> None:

@@ -219,7 +219,7 @@ class Book:
         from atom.workbook import figures
 
         kind = Evidence(evidence)
-        figures.stamp(figure, kind, text)
+        figures.stamp(figure, kind, text, run_ids=run_ids, date=self._started[:10])
         picture = io.BytesIO()
         # without Software the file would name the drawing program's version and differ
         figure.savefig(

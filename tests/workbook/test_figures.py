@@ -80,6 +80,21 @@ def test_a_stamp_is_inside_and_a_second_one_replaces_it() -> None:
         figures.stamp(figure, "guessed")
 
 
+def test_a_stamp_names_date_and_run() -> None:
+    figure, _ = plt.subplots(figsize=(9, 3))
+    run = "20260131T101112Z-race-3fa2c1"
+    figures.stamp(figure, "measured", "NVIDIA H200", run_ids=[run], date="2026-02-02")
+    assert figure.texts[0].get_text() == f"measured on NVIDIA H200, 2026-01-31, run {run}"
+    figures.stamp(figure, "simulated", "MI355X", date="2026-02-02")
+    assert figure.texts[0].get_text() == "simulated, profile MI355X, 2026-02-02"
+    figures.stamp(figure, "measured", "NVIDIA H200, 2026-01-31, run 3fa2c1", run_ids=[run])
+    assert figure.texts[0].get_text() == "measured on NVIDIA H200, 2026-01-31, run 3fa2c1"
+    figures.stamp(figure, "measured", "NVIDIA H200", run_ids=[run[:-1] + last for last in "234"])
+    lines = figure.texts[0].get_text().split("\n")
+    assert len(lines) == 2, "a long stamp goes below nine inches in two lines"
+    assert max(map(len, lines)) <= 108
+
+
 def test_stale_rates_stand_at_their_percentages_with_counts() -> None:
     _, axes = plt.subplots()
     figures.stale_rate_plot(axes, _rows())
