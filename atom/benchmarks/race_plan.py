@@ -10,6 +10,7 @@ batch     batch size x protocol, behind a bulk store
 allocator PyTorch allocator backend x protocol, behind a bulk store (native: the main grid)
 source    a captured graph's static output, with and without the default stream's wait
 cut       the next tensor is smaller than the source, or is written in the middle of the copy
+edge      when the producer's event is recorded and waited for, behind matmuls, by queue setting
 ========= ===============================================================================
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atom.benchmarks.race_rows import ProducerEdge
 from atom.config import (
     AllocatorBackend,
     CopyProtocol,
@@ -70,6 +72,8 @@ QUEUE_FRONTS = (
 )
 #: settings at which the source publishes matmul rows: as many trials as it has
 PUBLISHED_QUEUES = (1, 4)
+#: settings of the edge grid, beside the default
+EDGE_QUEUES = (1, 4, 32)
 #: requests of the arm that is cut in the middle of its copy: long enough for a write to fall inside
 CUT_BATCH_SIZE = 65536 * 4
 
@@ -106,6 +110,7 @@ class Arm:
     allocator: AllocatorBackend = AllocatorBackend.NATIVE
     batch_size: int = 32
     next_step: NextStep = NextStep.SAME
+    producer_edge: ProducerEdge = ProducerEdge.AT_SEND
     traced: int = 0
 
 
@@ -151,7 +156,7 @@ def build_arms(settings: RaceSettings) -> list[Arm]:
     arms = [*_main(settings), *_queues(settings), *_batches(settings)]
     if settings.device is DeviceChoice.ACCELERATOR:
         arms += _allocators(settings)
-    arms += [*_sources(settings), *_cuts(settings)]
+    arms += [*_sources(settings), *_cuts(settings), *_edges(settings)]
     return select(arms, settings.only)
 
 
@@ -406,3 +411,31 @@ def _cuts(settings: RaceSettings) -> list[Arm]:
             )
         )
     return arms
+
+
+def _edges(settings: RaceSettings) -> list[Arm]:
+    """At the send (the main and queue grids), the record stands behind what goes in front.
+
+    A hardware queue that the default stream shares with that work then holds the record back too.
+    """
+    default = [DEFAULT_QUEUES, *(str(n) for n in settings.hardware_queues if n in EDGE_QUEUES)]
+    return [
+        Arm(
+            f"edge/{edge.value}/{queues}/{protocol.value}/{path.value}",
+            "edge",
+            protocol,
+            False,
+            Front.MATMUL,
+            path,
+            _trials(settings, Front.MATMUL, _queue_share(settings, 0, Front.MATMUL)),
+            queue_setting=queues,
+            batch_size=settings.batch_size,
+            producer_edge=edge,
+            traced=min(TRACED_TRIALS, settings.trials) if protocol is CopyProtocol.UNPATCHED else 0,
+        )
+        for edge in (ProducerEdge.RECORDED_FIRST, ProducerEdge.WAITED_FIRST)
+        for queues in default
+        for protocol in (CopyProtocol.UNPATCHED, CopyProtocol.HOLD)
+        if protocol is CopyProtocol.UNPATCHED or queues == DEFAULT_QUEUES
+        for path in CopyPath
+    ]

@@ -23,6 +23,14 @@ class Outcome(StrEnum):
 STALE = (Outcome.OVERWRITTEN, Outcome.PARTIAL, Outcome.TORN)
 
 
+class ProducerEdge(StrEnum):
+    """When the producer's event is queued, of which the copy must wait."""
+
+    AT_SEND = "at_send"  #: recorded and waited for inside the send, as the engine does
+    RECORDED_FIRST = "recorded_first"  #: recorded before what goes in front is queued
+    WAITED_FIRST = "waited_first"  #: recorded, and waited for by the copy stream, before that
+
+
 class RaceRow(BaseModel):
     """Counts of one point: one arm in one process (one draw of the stream-to-queue mapping).
 
@@ -35,7 +43,7 @@ class RaceRow(BaseModel):
     point_id: str = Field(min_length=1)
     """``<arm>@<process>``: unique within a run."""
     grid: str = Field(min_length=1)
-    """Which comparison the arm belongs to: main, queue, batch, allocator, source, cut."""
+    """Which comparison the arm belongs to: main, queue, batch, allocator, source, cut, edge."""
     arm: str = Field(min_length=1)
     """Readable stable name, starting with the grid."""
     process: int = Field(ge=0)
@@ -47,6 +55,7 @@ class RaceRow(BaseModel):
     source: Source
     queue_setting: str = Field(pattern=r"^(default|[1-9][0-9]*)$")
     allocator: AllocatorBackend
+    producer_edge: ProducerEdge = ProducerEdge.AT_SEND
     batch_size: int = Field(ge=1)
     source_bytes: int = Field(ge=1)
     """Bytes of the status payload, tags included."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atom.benchmarks.race_outcome import Bytes, classify
 from atom.benchmarks.race_plan import Arm, NextStep
-from atom.benchmarks.race_rows import Outcome
+from atom.benchmarks.race_rows import Outcome, ProducerEdge
 from atom.benchmarks.race_trace import Span, Trace
 from atom.config import CopyProtocol, Front, RaceSettings, Source
 from atom.device import CopyPath, Device, Kernel
@@ -105,6 +105,7 @@ class TrialBench:
         self._contents: dict[int, tuple[Tensor, Tensor]] = {}
         self._graphs: dict[int, tuple[Graph, Tensor, Tensor]] = {}
         self._half_copy_seconds: dict[int, float] = {}
+        self._produced = device.new_event()
         self._step = 0
 
     @property
@@ -185,12 +186,18 @@ class TrialBench:
         payload.stamp(device)
         if trace is not None:
             trace.mark("default", "", device.default_stream)
+        produced = None
+        if arm.producer_edge is not ProducerEdge.AT_SEND:
+            produced = self._produced
+            produced.record(device.default_stream)
+            if arm.producer_edge is ProducerEdge.WAITED_FIRST:
+                self.copy_stream.wait_event(produced)
         self._queue_front(arm, trace)
         front_done = self.copy_stream.record_event()
         if trace is not None:
             trace.mark("copy", "copy", self.copy_stream)
         began = device.host_seconds()
-        queue.send(payload)
+        queue.send(payload, produced)
         send_us = (device.host_seconds() - began) * 1e6
         if trace is not None:
             trace.mark("copy", "", self.copy_stream)

@@ -137,6 +137,7 @@ def _row(point: Point, job: Job, tally: _Tally, bench: TrialBench) -> RaceRow:
         source=arm.source,
         queue_setting=arm.queue_setting,
         allocator=arm.allocator,
+        producer_edge=arm.producer_edge,
         batch_size=arm.batch_size,
         source_bytes=source_bytes,
         next_bytes=next_bytes,

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from atom.benchmarks.race_plan import DEFAULT_QUEUES
+from atom.benchmarks.race_rows import ProducerEdge
 from atom.config import AllocatorBackend, CopyProtocol, Front, Source
 from atom.device.interface import CopyPath
 from atom.evidence import Evidence
@@ -51,7 +52,8 @@ COUNTS = (
 def text_of(frame: pd.DataFrame) -> pd.DataFrame:
     """A copy with enum members as plain text, so that rows compare alike however they were made."""
     plain = frame.copy()
-    for column in ("protocol", "front", "copy_path", "source", "allocator", "outcome"):
+    enums = ("protocol", "front", "copy_path", "source", "allocator", "producer_edge", "outcome")
+    for column in enums:
         if column in plain:
             plain[column] = [str(value) for value in plain[column]]
     if "queue_setting" in plain:
@@ -202,8 +204,15 @@ def null_arm_difference(trials: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def queue_rates(trials: pd.DataFrame, front: Front | str) -> pd.DataFrame:
+def queue_rates(
+    trials: pd.DataFrame, front: Front | str, edge: ProducerEdge = ProducerEdge.AT_SEND
+) -> pd.DataFrame:
     """Unpatched stale rates by queue setting and copy path.
+
+    Args:
+        trials: rows of the trials table.
+        front: what is queued in front.
+        edge: when the producer's event was queued; the engine does it at the send.
 
     Returns:
         queues (text; ``default`` first), copy_path, stale, trials, rate, low, high, processes,
@@ -211,7 +220,8 @@ def queue_rates(trials: pd.DataFrame, front: Front | str) -> pd.DataFrame:
     """
     rows = with_stale(trials)
     rows = rows[
-        rows["grid"].isin(["main", "queue"])
+        rows["grid"].isin(["main", "queue"] if edge is ProducerEdge.AT_SEND else ["edge"])
+        & (rows["producer_edge"] == str(edge))
         & (rows["protocol"] == str(CopyProtocol.UNPATCHED))
         & ~rows["is_null"].astype(bool)
         & (rows["front"] == str(front))
@@ -273,7 +283,8 @@ def side_arms(trials: pd.DataFrame, grid: str) -> pd.DataFrame:
 
     Args:
         trials: rows of the trials table.
-        grid: batch, allocator, source or cut. The native allocator's arms are the main grid's.
+        grid: batch, allocator, source or cut (the edge grid has :func:`queue_rates`).
+            The native allocator's arms are the main grid's.
     """
     summary = summarise(trials)
     rows = summary[summary["grid"] == grid]

@@ -35,7 +35,8 @@ def test_names_are_unique_and_start_with_their_grid() -> None:
     arms = build_arms(ACCELERATOR)
     assert len({arm.name for arm in arms}) == len(arms)
     assert all(arm.name.startswith(f"{arm.grid}/") for arm in arms)
-    assert {arm.grid for arm in arms} == {"main", "queue", "batch", "allocator", "source", "cut"}
+    grids = {"main", "queue", "batch", "allocator", "source", "cut", "edge"}
+    assert {arm.grid for arm in arms} == grids
 
 
 def test_every_main_cell_gets_the_published_number_of_trials() -> None:

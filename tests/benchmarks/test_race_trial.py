@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atom.benchmarks.race_outcome import classify
 from atom.benchmarks.race_plan import CUT_BATCH_SIZE, Arm, NextStep
-from atom.benchmarks.race_rows import Outcome
+from atom.benchmarks.race_rows import Outcome, ProducerEdge
 from atom.benchmarks.race_trial import TrialBench
 from atom.config import CopyProtocol, Front, RaceSettings, Source
 from atom.device import CopyPath, open_device
@@ -158,6 +158,45 @@ def test_a_static_output_is_stale_even_when_held_and_right_once_the_writer_waits
     assert outcomes(held) == [Outcome.OVERWRITTEN] * 6
     waited = dataclasses.replace(held, source=Source.GRAPH_OUTPUT_WAIT)
     assert outcomes(waited) == [Outcome.CLEAN] * 6
+
+
+@pytest.mark.parametrize("edge", list(ProducerEdge))
+@pytest.mark.parametrize(
+    ("protocol", "outcome"),
+    [(CopyProtocol.UNPATCHED, Outcome.OVERWRITTEN), (CopyProtocol.HOLD, Outcome.CLEAN)],
+)
+def test_an_early_producer_edge_changes_nothing_on_a_stream_of_its_own(
+    edge: ProducerEdge, protocol: CopyProtocol, outcome: Outcome
+) -> None:
+    arm = dataclasses.replace(BASE, producer_edge=edge, protocol=protocol)
+    assert outcomes(arm) == [outcome] * 6
+
+
+def test_a_producer_edge_queued_first_stands_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    for edge in ProducerEdge:
+        bench = TrialBench(open_device("virtual", profile="MI355X", seed=3), SETTINGS, seed=3)
+        arm = dataclasses.replace(BASE, producer_edge=edge)
+        bench.warm_up(arm)
+        order.clear()
+        wait, spin = type(bench.copy_stream).wait_event, bench.device.spin
+        monkeypatch.setattr(
+            type(bench.copy_stream),
+            "wait_event",
+            lambda self, event, wait=wait: (order.append("wait"), wait(self, event))[1],
+        )
+        monkeypatch.setattr(
+            bench.device,
+            "spin",
+            lambda seconds, *, stream=None, spin=spin: (
+                order.append("front"),
+                spin(seconds, stream=stream),
+            )[1],
+        )
+        bench.run(arm)
+        first = ["wait", "front", "wait"]
+        assert order == (first if edge is ProducerEdge.WAITED_FIRST else ["front", "wait"])
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("step", [NextStep.HALF, NextStep.FEW])
