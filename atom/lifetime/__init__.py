@@ -1,0 +1,1 @@
+"""What happens to memory that another stream still uses: exploration and a sanitizer."""

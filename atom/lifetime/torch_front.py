@@ -1,0 +1,383 @@
+"""Feeds the happens-before core from any PyTorch program, in pure Python.
+
+Operations come from a dispatch mode (each with its stream, its storages' addresses and byte
+ranges), allocations, frees, events and synchronisation from the ``torch.cuda._gpu_trace``
+callbacks, and ``Event.query``, ``Stream.query`` and graphs from patches that are taken back at the
+end. Exceptions in those callbacks are swallowed by torch, so nothing is raised there: findings are
+collected.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.cuda._gpu_trace as gpu_trace
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from atom.lifetime.host_watch import HostWatch, reach
+from atom.lifetime.monitor import Monitor, round_size
+from atom.lifetime.shadow import NO_VIEW, Block
+from atom.lifetime.sites import CALLERS, UNKNOWN, RawSite, here
+from atom.lifetime.torch_layer import REGISTRIES, TorchLayer
+from atom.lifetime.torch_plans import Plan, plan_of
+
+
+class TorchFront:
+    """One watch over torch's device work. Started and stopped by the sanitizer.
+
+    Args:
+        monitor: the core.
+        layer: torch's device layer.
+    """
+
+    def __init__(self, monitor: Monitor, layer: TorchLayer) -> None:
+        self.monitor = monitor
+        self.layer = layer
+        self.host = HostWatch(monitor, self._pinned_block)
+        self.is_device = layer.is_device
+        self.plans: dict[Any, Plan | None] = {}
+        #: accesses of the graph that is being captured
+        self.captured: list[tuple[Block, int, int, bool, str, Any]] | None = None
+        self._unsized: set[int] = set()
+        self._pinned: dict[int, Any] = {}
+        self._callbacks: list[tuple[Any, Callable[..., None]]] = []
+        # a tensor can die, and so call back, in the middle of our own work
+        self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._busy = False
+
+    def start(self) -> None:
+        """Register the callbacks and adopt what is allocated."""
+        for base, size, owner, private in self.layer.live_blocks():
+            self.monitor.allocate(base, size, owner, UNKNOWN, private=private)
+        for registry_name, method in REGISTRIES.items():
+            registry = getattr(gpu_trace, registry_name)
+            callback = getattr(self, f"_{method}")
+            registry.add_callback(callback)
+            self._callbacks.append((registry, callback))
+        self.layer.activate()
+
+    def stop(self) -> None:
+        """Take the callbacks back."""
+        for registry, callback in self._callbacks:
+            registry.callback_list.remove(callback)
+        self._callbacks.clear()
+        self.host.close()
+
+    def do(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run ``action`` now, or behind what is running."""
+        self._waiting.append((action, arguments))
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._waiting:
+                action, arguments = self._waiting.popleft()
+                action(*arguments)
+        finally:
+            self._busy = False
+
+    # -- callbacks of torch.cuda._gpu_trace
+    def _allocated(self, address: int) -> None:
+        if not address:
+            return
+        layer = self.layer
+        self.do(self._allocate, address, layer.current_stream(layer.current_device()), here())
+
+    def _allocate(self, address: int, owner: int, site: RawSite) -> None:
+        # the size becomes known with the first tensor that is seen there
+        private = self.captured is not None
+        self.monitor.allocate(address, round_size(1), owner, site, private=private)
+        self._unsized.add(address)
+
+    def _freed(self, address: int) -> None:
+        block = self.monitor.live.get(address)
+        if block is None:
+            return
+        # the lines matter where another stream had a part in it
+        depth = CALLERS if len(block.streams) > 1 or block.owner not in block.streams else 1
+        self.do(self.monitor.free, address, here(depth))
+
+    def _event_recorded(self, event: int, stream: int) -> None:
+        if self.captured is None:
+            self.do(self.monitor.record, event, self.layer.stream_key(stream), here())
+
+    def _event_waited(self, event: int, stream: int) -> None:
+        if self.captured is None:
+            self.do(self.monitor.order.wait, event, self.layer.stream_key(stream))
+
+    def _event_observed(self, event: int) -> None:
+        self.do(self.monitor.order.observe, event)
+
+    def _event_deleted(self, event: int) -> None:
+        self.do(self.monitor.order.forget, event)
+
+    def _stream_waited(self, stream: int) -> None:
+        self.do(self.monitor.order.observe_stream, self.layer.stream_key(stream))
+
+    def _device_waited(self) -> None:
+        self.do(self.monitor.order.observe_all)
+
+    # -- operations
+    def device_block(self, tensor: Tensor, lo: int) -> Block:
+        """The block of a device tensor whose view begins at ``lo``; adopted if it is new to us."""
+        monitor = self.monitor
+        block = monitor.live.get(lo)
+        if block is None:
+            storage = tensor.untyped_storage()
+            base = storage.data_ptr()
+            block = monitor.live.get(base)
+            if block is None:
+                block = monitor.allocate(base, storage.nbytes(), None)
+        if block.base in self._unsized:
+            self._unsized.discard(block.base)
+            monitor.resize(block, round_size(tensor.untyped_storage().nbytes()))
+        return block
+
+    def adopt(self, tensor: Tensor) -> None:
+        """Learn the size of a fresh tensor that nothing has touched yet."""
+        self.device_block(tensor, tensor.data_ptr())
+
+    def _pinned_block(self, tensor: Tensor) -> Block | None:
+        """The pinned block of a CPU tensor, if a device ever touched it."""
+        base = tensor.untyped_storage().data_ptr()
+        block = self.monitor.live.get(base)
+        if block is None or not block.pinned:
+            return None
+        reference = self._pinned.get(base)
+        if reference is not None and reference.expired():
+            # the pinned allocator gives a buffer away only behind its copies' events
+            del self._pinned[base]
+            self.monitor.drop_pinned(block)
+            return None
+        return block
+
+    def _adopt_pinned(self, tensor: Tensor, lo: int) -> Block | None:
+        block = self._pinned_block(tensor)
+        if block is None and self.layer.is_pinned(tensor):
+            storage = tensor.untyped_storage()
+            base = storage.data_ptr()
+            self._pinned[base] = torch.multiprocessing.reductions.StorageWeakRef(storage)
+            block = self.monitor.allocate(base, storage.nbytes(), None, pinned=True)
+        return block
+
+    def begin(self, tensors: list[tuple[Tensor, str, bool]]) -> tuple[int, int]:
+        """Stream and number of an operation on these tensors."""
+        index = next(tensor.get_device() for tensor, _, _ in tensors if self.is_device(tensor))
+        stream = self.layer.current_stream(max(index, 0))
+        number = 0 if self.captured is not None else self.monitor.submit(stream)
+        return stream, number
+
+    def touch(
+        self,
+        tensor: Tensor,
+        write: bool,
+        stream: int,
+        number: int,
+        operation: str,
+        site: RawSite,
+        copy: bool = False,
+    ) -> None:
+        """An operation on the device reads or writes ``tensor``."""
+        nbytes, view = reach(tensor)
+        if not nbytes:
+            return
+        lo = tensor.data_ptr()
+        if not lo:
+            return
+        block: Block | None
+        if self.is_device(tensor):  # noqa: SIM108
+            block = self.device_block(tensor, lo)
+        else:
+            block = self._adopt_pinned(tensor, lo)
+        if block is None:
+            return
+        if self.captured is not None:
+            self.captured.append((block, lo, lo + nbytes, write, operation, view))
+            return
+        self.monitor.access(
+            block, lo, lo + nbytes, write, stream, number, operation, site, view, copy=copy
+        )
+
+    def replayed(self, accesses: list[Any], stream: int, site: RawSite) -> None:
+        """A graph is replayed: its captured accesses happen again, on ``stream``."""
+        monitor = self.monitor
+        number = monitor.submit(stream)
+        for block, lo, hi, write, operation, view in accesses:
+            if monitor.live.get(block.base) is block:
+                monitor.access(
+                    block,
+                    lo,
+                    hi,
+                    write,
+                    stream,
+                    number,
+                    f"graph replay ({operation})",
+                    site,
+                    view or NO_VIEW,
+                )
+
+    def observe_stream(self, stream: int) -> None:
+        """The host has waited for ``stream``."""
+        self.monitor.order.observe_stream(stream)
+
+    def mode(self) -> WatchMode:
+        """A dispatch mode for one thread."""
+        return WatchMode(self)
+
+
+class WatchMode(TorchDispatchMode):
+    """Sees every operation of the threads that enter it."""
+
+    def __init__(self, front: TorchFront) -> None:
+        super().__init__()
+        self._front = front
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if types and any(map(_dispatches_itself, types)):
+            # a wrapper takes its operation apart; its parts come here
+            return NotImplemented
+        front = self._front
+        try:
+            plan = front.plans[func]
+        except KeyError:
+            plan = front.plans[func] = plan_of(func)
+        if plan is None:
+            front.monitor.report.note(f"operator {func} has no schema: its work is not seen")
+            return func(*args, **kwargs)
+        if plan.nothing:
+            if func is torch.ops.aten.record_stream.default:
+                front.do(
+                    front.monitor.record_stream,
+                    args[0].untyped_storage().data_ptr(),
+                    front.layer.stream_key(args[1]),
+                )
+            return func(*args, **kwargs)
+        tensors = _tensors_of(plan, args, kwargs)
+        is_device = front.is_device
+        on_device = any(is_device(entry[0]) for entry in tensors)
+        if not on_device:
+            if front.monitor.pinned:
+                for tensor, _, write in tensors:
+                    if not is_device(tensor) and tensor.device.type == "cpu":
+                        front.host.touched(tensor, write, plan.name)
+            out = func(*args, **kwargs)
+            if plan.has_output:
+                self._made(plan, out)
+            return out
+        stream, number = front.begin(tensors)
+        out = func(*args, **kwargs)
+        site = here(1 if stream <= 0 else CALLERS)
+        front.do(self._happened, plan, tensors, args, kwargs, out, stream, number, site)
+        return out
+
+    def _made(self, plan: Plan, out: Any) -> None:
+        """A fresh tensor without device inputs: a factory's."""
+        front = self._front
+        for tensor in _outputs(out):
+            if front.is_device(tensor) and tensor.numel():
+                if plan.writes_output:
+                    stream, number = front.begin([(tensor, "", True)])
+                    front.do(front.touch, tensor, True, stream, number, plan.name, here())
+                else:
+                    front.do(front.adopt, tensor)
+
+    def _happened(
+        self,
+        plan: Plan,
+        tensors: list[tuple[Tensor, str, bool]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        stream: int,
+        number: int,
+        site: RawSite,
+    ) -> None:
+        front = self._front
+        touch = front.touch
+        is_device = front.is_device
+        name = plan.name
+        outputs = _outputs(out) if plan.has_output else []
+        copy = False
+        blocking = plan.synchronous
+        if plan.copy:
+            everything = [entry[0] for entry in tensors] + outputs
+            copy = any(not is_device(tensor) for tensor in everything)
+            asynchronous = bool(kwargs.get("non_blocking", False))
+            if 0 <= plan.non_blocking < len(args):
+                asynchronous = bool(args[plan.non_blocking])
+            if copy:
+                target = outputs[0] if outputs else tensors[0][0]
+                # a copy into pageable memory has ended when the call returns
+                to_pageable = not is_device(target) and not front.layer.is_pinned(target)
+                blocking = not asynchronous or to_pageable
+        for tensor, _, write in tensors:
+            if copy and blocking and not is_device(tensor):
+                front.host.touched(tensor, write, name)
+                continue
+            touch(tensor, write, stream, number, name, site, copy)
+        if outputs:
+            bases = {tensor.untyped_storage().data_ptr() for tensor, _, _ in tensors}
+            for tensor in outputs:
+                if not tensor.numel() or tensor.untyped_storage().data_ptr() in bases:
+                    continue
+                if is_device(tensor):
+                    if plan.writes_output:
+                        touch(tensor, True, stream, number, name, site, copy)
+                    else:
+                        front.adopt(tensor)
+                elif copy and not blocking:
+                    touch(tensor, True, stream, number, name, site, copy)
+        if blocking and front.captured is None:
+            front.observe_stream(stream)
+
+
+def _dispatches_itself(kind: type) -> bool:
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
+
+
+def _tensors_of(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[Tensor, str, bool]]:
+    found = []
+    given = len(args)
+    for position, name, write in plan.arguments:
+        value = args[position] if position < given else kwargs.get(name)
+        if isinstance(value, Tensor):
+            found.append((value, name, write))
+        elif isinstance(value, (list, tuple)):
+            found += [(item, name, write) for item in value if isinstance(item, Tensor)]
+    return found
+
+
+def _outputs(out: Any) -> list[Tensor]:
+    if isinstance(out, Tensor):
+        return [out]
+    if isinstance(out, (list, tuple)):
+        return [item for item in out if isinstance(item, Tensor)]
+    return []
+
+
+def started_threads(make_mode: Callable[[], Any]) -> Callable[..., None]:
+    """A ``Thread.start`` that enters a dispatch mode of its own in each new thread."""
+    start = threading.Thread.start
+
+    def watched_start(self: threading.Thread) -> None:
+        run = self.run
+
+        def watched_run() -> None:
+            with make_mode():
+                run()
+
+        self.run = watched_run  # type: ignore[method-assign]
+        start(self)
+
+    return watched_start
