@@ -28,6 +28,8 @@ class NotebookSpec:
         profiles: parameters that a profile (``ci``, ``gpu``) sets before the user's own.
         after: notebooks whose results it reads; they are executed first.
         planned: registered for its budget, file not written yet.
+        experiment: whose recorded runs its ``records`` may name; ``None`` if it reads no rows.
+        key_figures: positions, from 0, of the figures that a report's README shows.
     """
 
     stem: str
@@ -37,6 +39,8 @@ class NotebookSpec:
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     after: tuple[str, ...] = ()
     planned: bool = False
+    experiment: str | None = None
+    key_figures: tuple[int, ...] = (0,)
 
     @property
     def number(self) -> str:
@@ -50,13 +54,21 @@ _DEVICE_PROFILES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _SPECS = (
-    NotebookSpec("01_fault_arithmetic", "Fault arithmetic", FaultArithmeticSettings, 25),
+    NotebookSpec(
+        "01_fault_arithmetic",
+        "Fault arithmetic",
+        FaultArithmeticSettings,
+        25,
+        key_figures=(1,),
+    ),
     NotebookSpec(
         "02_race_microbenchmark",
         "Race micro-benchmark",
         RaceMicrobenchmarkSettings,
         75,
         profiles=_DEVICE_PROFILES,
+        experiment="race",
+        key_figures=(0, 2),
     ),
     NotebookSpec("03_source_lifetime", "Source lifetime", NotebookSettings, 75, planned=True),
     NotebookSpec("04_accuracy", "Accuracy", NotebookSettings, 45, planned=True),
@@ -75,6 +87,7 @@ NOTEBOOKS: dict[str, NotebookSpec] = {
             SummarySettings,
             20,
             after=tuple(spec.stem for spec in _SPECS),
+            key_figures=(0, 1, 2),
         ),
         *_SPECS,
     )

@@ -1,0 +1,195 @@
+"""A report as Markdown, for readers on a code host, where a page of HTML shows as its source."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atom.workbook.notebooks import NOTEBOOKS
+from atom.workbook.report_manifest import read_notebook, write_manifest
+from atom.workbook.results import VERDICT_ORDER, count_verdicts, write_atomically
+
+if TYPE_CHECKING:
+    from atom.workbook.site import Report
+
+FIGURES_FOLDER = "figures"
+#: enough for flat colours with soft edges, at about a third of the bytes
+_COLOURS = 96
+_LONGEST_DETAIL = 160
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of an executed notebook.
+
+    Attributes:
+        stem: its notebook.
+        name: file name below the figures' folder.
+        caption: what it shows.
+        content: PNG.
+    """
+
+    stem: str
+    name: str
+    caption: str
+    content: bytes
+
+
+def write_readme(report: Report) -> Path:
+    """Write ``README.md``, its figures and the manifest into the report's folder.
+
+    The same executed notebooks give the same bytes.
+
+    Args:
+        report: what the folder holds.
+
+    Returns:
+        Path of ``README.md``.
+
+    Raises:
+        BadInput: an executed notebook that cannot be read.
+    """
+    pictures = [picture for stem in report.pages for picture in key_figures(report.folder, stem)]
+    folder = report.folder / FIGURES_FOLDER
+    folder.mkdir(exist_ok=True)
+    for old in set(folder.glob("*.png")) - {folder / picture.name for picture in pictures}:
+        old.unlink()
+    for picture in pictures:
+        (folder / picture.name).write_bytes(picture.content)
+    write_manifest(report.folder, report.profile, report.results)
+    path = report.folder / "README.md"
+    write_atomically(path, "\n".join(_lines(report, pictures)) + "\n")
+    return path
+
+
+def key_figures(folder: Path, stem: str) -> Iterator[Picture]:
+    """The figures of an executed notebook that its entry in the registry names."""
+    found = [
+        (output["data"]["image/png"], output.get("metadata", {}).get("image/png", {}).get("alt"))
+        for cell in read_notebook(folder / f"{stem}.ipynb")["cells"]
+        for output in cell.get("outputs", ())
+        if "image/png" in output.get("data", {})
+    ]
+    for position in NOTEBOOKS[stem].key_figures:
+        if position < len(found):
+            encoded, caption = found[position]
+            content = base64.b64decode("".join(encoded))
+            name = f"{stem}-{position + 1}.png"
+            yield Picture(stem, name, caption or NOTEBOOKS[stem].title, smaller(content))
+
+
+def smaller(content: bytes) -> bytes:
+    """The same picture with a palette; unchanged if that does not make it smaller, or cannot."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        picture = Image.open(io.BytesIO(content)).convert("RGB")
+    except (UnidentifiedImageError, OSError):
+        return content
+    few = picture.quantize(_COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    written = io.BytesIO()
+    few.save(written, format="PNG", optimize=True)
+    return min(content, written.getvalue(), key=len)
+
+
+def _lines(report: Report, pictures: Sequence[Picture]) -> Iterator[str]:
+    from atom.workbook.site import run_facts
+
+    yield f"# Report `{report.profile}`"
+    yield ""
+    yield (
+        "Every claim beside the evidence for it. This file is generated from the executed "
+        "notebooks beside it; `index.html` is the same with filters, for a browser that opens it "
+        "from disk."
+    )
+    yield ""
+    yield (
+        "A number is *published* (the source's text), *measured* (on the hardware that is named), "
+        "*simulated* (on the virtual profile that is named) or *arithmetic* (it follows from "
+        "published numbers alone). A claim has at most one verdict for each kind."
+    )
+    yield ""
+    yield from _table(("", ""), run_facts(report.profile, report.results).items())
+    yield "## Notebooks"
+    yield ""
+    yield from _table(("notebook", "state", "verdicts"), _notebooks(report))
+    counts = count_verdicts({"verdict": row.settled.verdict} for row in report.rows)
+    yield "## Key figures"
+    yield ""
+    for picture in pictures:
+        spec = NOTEBOOKS[picture.stem]
+        yield f"![{_alternative(picture.caption)}]({FIGURES_FOLDER}/{picture.name})"
+        yield ""
+        yield f"*{_cell(picture.caption)}* ([{spec.number} {spec.title}]({spec.stem}.ipynb))"
+        yield ""
+    yield "## Ledger"
+    yield ""
+    said = ", ".join(
+        f"{counts[verdict]} {verdict}" for verdict in VERDICT_ORDER if verdict in counts
+    )
+    yield f"{len(report.rows)} rows, one a claim and kind of evidence: {said}."
+    yield ""
+    columns = ("claim", "what is claimed", "published", "with", "verdict", "evidence", "found here")
+    yield from _table((*columns, "machine", "settled in"), _ledger(report))
+
+
+def _notebooks(report: Report) -> Iterator[tuple[str, ...]]:
+    for stem in report.pages:
+        execution, result = report.executions.get(stem), report.results.get(stem)
+        counts = count_verdicts(result["verdicts"] if result else ())
+        spec = NOTEBOOKS[stem]
+        yield (
+            f"[{spec.number} {spec.title}]({stem}.ipynb)",
+            execution.state if execution else "executed elsewhere",
+            ", ".join(f"{number} {verdict}" for verdict, number in counts.items()) or "none",
+        )
+
+
+def _ledger(report: Report) -> Iterator[tuple[str, ...]]:
+    seen = set()
+    for row in report.rows:
+        claim, settled = row.claim, row.settled
+        name = _cell(claim.id)
+        if claim.id not in seen:
+            seen.add(claim.id)
+            name = f'<a id="claim-{claim.id}"></a>{name}'
+        detail = settled.detail
+        if len(detail) > _LONGEST_DETAIL:
+            detail = detail[:_LONGEST_DETAIL].rsplit(" ", 1)[0] + " ..."
+        verdict = str(settled.verdict)
+        yield (
+            name,
+            _cell(claim.claim),
+            _cell(row.published),
+            _cell(claim.subject_version),
+            f"**{verdict}**" if row.stem else verdict,
+            str(settled.evidence),
+            "; ".join(_cell(part) for part in (settled.value, detail) if part),
+            _cell(row.machine),
+            f"[{row.number}]({row.stem}.ipynb)" if row.stem else "",
+        )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """A Markdown table and the empty line behind it."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"
+    yield ""
+
+
+def _cell(value: Any) -> str:
+    """Plain text as a table's cell shows it: nothing in it is taken for Markdown or HTML."""
+    said = " ".join(str("" if value is None else value).split())
+    said = said.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_|\[\]~$#])", r"\\\1", said)
+
+
+def _alternative(caption: str) -> str:
+    return re.sub(r"[\[\]\n]", " ", caption)
