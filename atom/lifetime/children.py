@@ -1,10 +1,10 @@
 """Follows child processes and gathers what they find.
 
 A folder collects one file a process. Each line is one finding as far as it was known then, written
-at once, so that a killed worker loses none; the last line of a process that ends well says how much
-it saw. Children find the folder through the environment: a forked child has the watch already and
-only changes its file; any other Python child imports a ``sitecustomize`` that starts a watch as soon
-as the program imports torch.
+at once, so that a killed worker loses none; the last line of a process that ends well says how
+much it saw. Children find the folder through the environment: a forked child has the watch already
+and only changes its file; any other Python child imports a ``sitecustomize`` that starts a watch as
+soon as the program imports torch.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atom.lifetime.host_watch import HostWatch, reach
 from atom.lifetime.monitor import Monitor, round_size
-from atom.lifetime.shadow import NO_VIEW, Block
+from atom.lifetime.shadow import Block
 from atom.lifetime.sites import CALLERS, UNKNOWN, RawSite, here
 from atom.lifetime.torch_layer import REGISTRIES, TorchLayer
 from atom.lifetime.torch_plans import Plan, plan_of
@@ -190,7 +190,7 @@ class TorchFront:
         if not lo:
             return
         block: Block | None
-        if self.is_device(tensor):  # noqa: SIM108
+        if self.is_device(tensor):
             block = self.device_block(tensor, lo)
         else:
             block = self._adopt_pinned(tensor, lo)
@@ -207,19 +207,11 @@ class TorchFront:
         """A graph is replayed: its captured accesses happen again, on ``stream``."""
         monitor = self.monitor
         number = monitor.submit(stream)
-        for block, lo, hi, write, operation, view in accesses:
-            if monitor.live.get(block.base) is block:
-                monitor.access(
-                    block,
-                    lo,
-                    hi,
-                    write,
-                    stream,
-                    number,
-                    f"graph replay ({operation})",
-                    site,
-                    view or NO_VIEW,
-                )
+        for owner, lo, hi, write, operation, view in accesses:
+            if monitor.live.get(owner.base) is not owner:
+                continue
+            name = f"graph replay ({operation})"
+            monitor.access(owner, lo, hi, write, stream, number, name, site, view)
 
     def observe_stream(self, stream: int) -> None:
         """The host has waited for ``stream``."""
