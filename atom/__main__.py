@@ -41,9 +41,14 @@ anything starts. A notebook whose inputs did not change is not executed again (-
 _REPORT_EPILOG = """\
 examples
   python -m atom report                                 build reports/ci/index.html again
+  python -m atom report data/runs/h200 --out trial       recorded rows analysed again, on a CPU
+  python -m atom report reports/h200                    that report again, from the rows it cites
+  python -m atom report --check reports/h200            fail if it is not what these rows give
   python -m atom report --accept mech-01/simulated --reason "queue profile corrected"
-  python -m atom report --profile h200 --accept 'race-*' --reason "first recorded sweep"
+  python -m atom report --profile h200 --accept 'micro-*' --reason "first recorded sweep"
 
+A report from run folders is named after the runs' machine and goes to reports/<machine>/; the
+verdicts accepted for that machine apply. Simulated rows are made again, which gives the same ones.
 An accepted verdict is the one in the latest results; later runs fail if they do worse.
 """
 
@@ -139,10 +144,24 @@ def _add_sweep(commands: _Commands, with_options: bool) -> None:
 
 
 def _add_report(commands: _Commands) -> None:
-    about = "build the site from executed notebooks, or accept a verdict"
+    about = "build a site again, from executed notebooks or recorded rows, or accept a verdict"
     report = _parser(commands, "report", about, _REPORT_EPILOG)
-    report.add_argument("--profile", default="ci", help="ci (default) or a machine, e.g. h200")
+    report.add_argument(
+        "paths",
+        nargs="*",
+        metavar="FILE-or-FOLDER",
+        help="recorded runs, or a report: execute its notebooks on the recorded rows alone",
+    )
+    report.add_argument(
+        "--profile",
+        help="ci (default), or a machine, e.g. h200; with run folders: that of the runs",
+    )
     report.add_argument("--out", metavar="DIR", help="report folder (default: reports/<profile>)")
+    report.add_argument(
+        "--check",
+        action="store_true",
+        help="rebuild the report elsewhere; exit code 1 if a verdict or a source notebook changed",
+    )
     report.add_argument(
         "--accept", metavar="CLAIM", help="claim/evidence, claim, or a pattern such as 'mech-*'"
     )
@@ -165,7 +184,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from atom.workbook.commands import report
+    from atom.workbook.report import report
 
     return report(options, _ROOT)
 

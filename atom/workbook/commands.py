@@ -1,4 +1,4 @@
-"""The commands ``run``, ``report`` and ``devices``: what they do and what they print."""
+"""The commands ``run`` and ``devices``: what they do and what they print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from atom.errors import BadInput
 from atom.workbook.parameters import read_given, resolve_target
 from atom.workbook.results import count_verdicts, load_result
 from atom.workbook.runner import RunReport, run_notebooks, select
@@ -42,10 +41,10 @@ def run(options: Namespace, root: Path) -> int:
 
 def _build(folder: Path, profile: str, *, fresh: bool) -> Path:
     """Build the site unless nothing was executed and it is complete."""
-    from atom.workbook.notebooks import NOTEBOOKS
+    # the site's modules take time to load, and a run without changes answers at once
+    from atom.workbook.results import site_is_complete
 
-    pages = [stem for stem in NOTEBOOKS if (folder / f"{stem}.ipynb").is_file()]
-    if fresh and all((folder / f"{stem}.html").is_file() for stem in ("index", *pages)):
+    if fresh and site_is_complete(folder):
         return folder / "index.html"
     from atom.workbook.site import build_site
 
@@ -83,38 +82,6 @@ def align(rows: Sequence[Sequence[str]]) -> str:
         cells += [text.rjust(width) for text, width in zip(row[1:-1], widths[1:-1], strict=True)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     return "\n".join(lines)
-
-
-def report(options: Namespace, root: Path) -> int:
-    """Accept verdicts if asked, then build the site again from executed notebooks.
-
-    Raises:
-        BadInput: nothing was executed, or an acceptance without a reason.
-    """
-    from atom.workbook.notebooks import NOTEBOOKS
-
-    if (options.accept is None) != (options.reason is None):
-        raise BadInput("--accept CLAIM and --reason TEXT go together")
-    if options.profile == "gpu":
-        raise BadInput("--profile gpu: name the machine, as its folder in reports/ is called")
-    target = resolve_target(options.profile, options.out, root)
-    results = {stem: load_result(target.folder, stem) for stem in NOTEBOOKS}
-    found = {stem: result for stem, result in results.items() if result is not None}
-    if not found:
-        raise BadInput(
-            f"{_shown(target.folder, root)} holds no results; "
-            f"first: python -m atom run --profile {options.profile}"
-        )
-    from atom.workbook.site import build_site, collect_settled
-
-    if options.accept is not None:
-        from atom.workbook.claims import accept
-
-        settled = [one for _, one in collect_settled(found).values()]
-        for key in accept(target.profile, options.accept, options.reason, settled):
-            print(f"accepted: {key}")
-    print(_shown(build_site(target.folder, target.profile), root))
-    return 0
 
 
 def devices() -> int:

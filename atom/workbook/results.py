@@ -104,6 +104,15 @@ def load_result(folder: Path, stem: str) -> dict[str, Any] | None:
         raise BadInput(f"{path.name}: damaged result file ({error}); run with --force") from None
 
 
+def site_is_complete(folder: Path) -> bool:
+    """Whether a report has its index, its README and the page of every executed notebook."""
+    from atom.workbook.notebooks import NOTEBOOKS
+
+    stems = [stem for stem in NOTEBOOKS if (folder / f"{stem}.ipynb").is_file()]
+    names = ["index.html", "README.md", *(f"{stem}.html" for stem in stems)]
+    return all((folder / name).is_file() for name in names)
+
+
 def count_verdicts(verdicts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Number of claims by verdict, best verdict first."""
     counts = Counter(str(verdict["verdict"]) for verdict in verdicts)

@@ -27,7 +27,7 @@ from atom.workbook.site_ledger import (
     tally,
 )
 
-__all__ = ["Report", "build_site", "collect_settled", "load_report", "site_is_complete"]
+__all__ = ["Report", "build_site", "collect_settled", "load_report"]
 
 _SUMMARY = "00_summary"
 _STATES = {"fell": "executed, a claim fell", "finished": "executed"}
@@ -99,13 +99,6 @@ def build_site(folder: Path, profile: str) -> Path:
     )
     write_readme(report)
     return index
-
-
-def site_is_complete(folder: Path) -> bool:
-    """Whether the index, the README and the page of every executed notebook are there."""
-    notebooks = [stem for stem in NOTEBOOKS if (folder / f"{stem}.ipynb").is_file()]
-    pages = all((folder / f"{stem}.html").is_file() for stem in ("index", *notebooks))
-    return pages and (folder / "README.md").is_file()
 
 
 def _page(report: Report, title: str, body: str, current: str, script: str, style: str = "") -> str:
