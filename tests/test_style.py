@@ -21,12 +21,14 @@ _MODEL_OPS = {"device"} | _BASE
 _TRANSFER = {"device"} | _BASE
 _SPEC_DECODE = {"model_ops", "transfer"} | _MODEL_OPS
 _MODEL_ENGINE = {"spec_decode"} | _SPEC_DECODE
-_BENCHMARKS = {"model_engine"} | _MODEL_ENGINE
+_BENCHMARKS = {"lifetime", "model_engine"} | _MODEL_ENGINE
 _WORKBOOK = {"benchmarks"} | _BENCHMARKS
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "evidence": set(),
     "config": {"errors"},
+    "environment": set(),
+    "entrypoints": set(),
     "device": _BASE,
     "lifetime": {"device"} | _BASE,
     "model_ops": _MODEL_OPS,
