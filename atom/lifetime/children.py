@@ -33,11 +33,11 @@ _SITE = """\
 import os, sys
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != _here]
-sys.modules.pop("sitecustomize", None)
+_own = sys.modules.pop("sitecustomize", None)
 try:
     import sitecustomize  # the one that this one hides
 except ImportError:
-    pass
+    sys.modules["sitecustomize"] = _own
 if os.environ.get("{variable}") and "torch" not in sys.modules:
     class _Loader:
         def __init__(self, loader):

@@ -16,26 +16,25 @@ RawSite: TypeAlias = tuple[tuple[str, int, str], ...]
 
 CALLERS = 4
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = os.path.dirname(os.path.abspath(os.__file__))
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INTERNAL = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.join(_PACKAGE, "device") + os.sep,
     os.path.join(_PACKAGE, "lifetime") + os.sep,
     "<frozen",
 )
-_LIBRARY_FILES = {
-    os.path.join(_LIBRARY, name)
-    for name in ("threading.py", "contextlib.py", "weakref.py", "runpy.py")
-}
 _internal: dict[str, bool] = {}
 UNKNOWN: RawSite = ()
 
 
 def is_internal(file: str) -> bool:
-    """Whether frames of ``file`` are passed over: torch, the device interface, this room."""
+    """Whether frames of ``file`` are passed over: torch, the device interface,
+    this room, Python's own library."""
     known = _internal.get(file)
     if known is None:
-        known = file.startswith(_INTERNAL) or file in _LIBRARY_FILES or "/triton/" in file
+        known = file.startswith(_INTERNAL) or "/site-packages/triton/" in file
+        if file.startswith(_LIBRARY) and "-packages" not in file:
+            known = True
         _internal[file] = known
     return known
 

@@ -207,11 +207,12 @@ class TorchFront:
         """A graph is replayed: its captured accesses happen again, on ``stream``."""
         monitor = self.monitor
         number = monitor.submit(stream)
-        for owner, lo, hi, write, operation, view in accesses:
-            if monitor.live.get(owner.base) is not owner:
-                continue
-            name = f"graph replay ({operation})"
-            monitor.access(owner, lo, hi, write, stream, number, name, site, view)
+        for captured in accesses:
+            block: Block = captured[0]
+            lo, hi, write, operation, view = captured[1:]
+            if monitor.live.get(block.base) is block:
+                name = f"graph replay ({operation})"
+                monitor.access(block, lo, hi, write, stream, number, name, site, view)
 
     def observe_stream(self, stream: int) -> None:
         """The host has waited for ``stream``."""
