@@ -405,7 +405,7 @@ def _cuts(settings: RaceSettings) -> list[Arm]:
                 # A spin parks the copy until all work is queued: the write's delay counts from it.
                 Front.SPIN,
                 CopyPath.ENGINE,
-                # a large payload costs the host most of the trial, and the virtual device repeats it
+                # its large payload costs the host most, and the virtual device repeats itself
                 _trials(
                     settings,
                     Front.SPIN,
