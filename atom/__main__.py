@@ -154,7 +154,7 @@ def _add_report(commands: _Commands) -> None:
     )
     report.add_argument(
         "--profile",
-        help="ci (default), or a machine, e.g. h200; with run folders: that of the runs",
+        help="ci (default) or a machine, e.g. h200; for run folders: the runs' own",
     )
     report.add_argument("--out", metavar="DIR", help="report folder (default: reports/<profile>)")
     report.add_argument(

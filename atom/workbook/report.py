@@ -1,4 +1,4 @@
-"""The command ``report``: the site again, the analysis again from records, a check, an acceptance."""
+"""The command ``report``: a site or an analysis again, a check, an acceptance."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def check_report(folder: Path, root: Path) -> Check:
 def compare_sources(
     folder: Path, root: Path, results: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Source notebooks that changed since they were executed, and files that do not belong together.
+    """Source notebooks that changed since they were executed, and files that do not fit.
 
     Args:
         folder: committed report folder.

@@ -211,7 +211,7 @@ def _again(
 ) -> dict[str, Any]:
     """Parameters of one notebook that differ from today's defaults, and its records."""
     spec: NotebookSpec = NOTEBOOKS[stem]
-    defaults = json.loads(spec.settings().model_dump_json())
+    defaults = json.loads(spec.settings(profile="ci").model_dump_json())
     values = {
         name: value
         for name, value in result["settings"].items()
