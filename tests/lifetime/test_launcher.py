@@ -1,0 +1,203 @@
+"""The launcher: exit codes, JSON, suppressions, and children by fork, spawn and subprocess."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.errors import BadInput
+from atom.lifetime.findings import Finding, Report, Suppression, Use, read_suppressions
+from atom.lifetime.launcher import main, parse_suppression
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parents[1]
+
+PROGRAM = """\
+import multiprocessing, os, subprocess, sys
+
+def work(name):
+    import scenarios
+    from atom.device import open_device
+    scenarios.SCENARIOS[name].program(open_device("virtual"))
+
+if __name__ == "__main__":
+    how, name = sys.argv[1:3]
+    if how == "here":
+        work(name)
+    elif how == "subprocess":
+        subprocess.run([sys.executable, __file__, "here", name], check=True)
+    elif how == "killed":
+        if os.fork() == 0:
+            work(name)
+            os._exit(0)
+        os.wait()
+    elif how == "exit":
+        sys.exit(int(name))
+    elif how == "raise":
+        raise ValueError(name)
+    else:
+        process = multiprocessing.get_context(how).Process(target=work, args=(name,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def launch(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    places = os.pathsep.join([str(PROJECT), str(HERE)])
+    return subprocess.run(
+        [sys.executable, "-m", "atom.lifetime.launcher", "run", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": places},
+        timeout=120,
+    )
+
+
+def found(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("how", ["here", "fork", "spawn", "subprocess", "killed"])
+def test_findings_of_every_process_are_gathered(program: Path, how: str) -> None:
+    done = launch("--json", str(program), how, "status_dropped")
+    assert done.returncode == 1, done.stderr
+    report = found(done)
+    (finding,) = report["findings"]
+    assert finding["kind"] == "freed-in-use"
+    assert finding["second"] is not None
+    assert report["processes"] == (1 if how == "here" else 2)
+    assert (finding["process"] != os.getpid()) is True
+    assert any("without a summary" in text for text in report["cannot_see"]) is (how == "killed")
+    if how != "killed":
+        assert report["operations"] == 4
+    assert "sitecustomize" not in done.stderr
+
+
+def test_a_correct_program_ends_with_zero_and_is_a_module(program: Path) -> None:
+    done = launch("-m", "program", "here", "status_held", folder=program.parent)
+    assert done.returncode == 0, done.stderr
+    assert "0 findings" in done.stderr
+    assert "4 device operations" in done.stderr
+
+
+@pytest.mark.parametrize(("how", "what", "code"), [("exit", "7", 7), ("raise", "why", 3)])
+def test_the_programs_own_end_is_passed_on(program: Path, how: str, what: str, code: int) -> None:
+    done = launch(str(program), how, what)
+    assert done.returncode == code
+    assert ("ValueError: why" in done.stderr) is (how == "raise")
+
+
+def test_a_suppression_needs_a_reason_and_counts_with_it(program: Path, tmp_path: Path) -> None:
+    file = tmp_path / "known.txt"
+    file.write_text("# known\nscenarios.py  shows the fault on purpose\n")
+    done = launch("--suppressions", str(file), "--json", str(program), "spawn", "status_dropped")
+    assert done.returncode == 0, done.stderr
+    assert found(done)["suppressed"][0]["suppressed"] == "shows the fault on purpose"
+    file.write_text("scenarios.py:3\n")
+    done = launch("--suppressions", str(file), str(program), "here", "status_held")
+    assert done.returncode == 2
+    assert "known.txt:1" in done.stderr
+    assert "reason" in done.stderr
+
+
+def test_bad_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "no_such_script.py"]) == 2
+    assert "no_such_script.py" in capsys.readouterr().err
+    assert main(["run", "--suppress", "file.py:3=", __file__]) == 2
+    assert "reason" in capsys.readouterr().err
+
+
+def test_suppressions_are_read() -> None:
+    assert parse_suppression("a/b.py:12=why") == Suppression("a/b.py", 12, "why")
+    assert parse_suppression("b.py=why = so") == Suppression("b.py", None, "why = so")
+    with pytest.raises(BadInput, match="No such file"):
+        read_suppressions("no_such_file.txt")
+
+
+def test_findings_survive_json() -> None:
+    from scenarios import SCENARIOS
+
+    from atom.device import open_device
+    from atom.lifetime.sanitizer import sanitizer
+
+    with sanitizer() as report:
+        SCENARIOS["status_dropped"].program(open_device("virtual"))
+    (finding,) = report.findings
+    again = Finding.from_json(json.loads(json.dumps(finding.as_json())))
+    assert again == finding
+    assert isinstance(again.first, Use)
+    merged = Report()
+    merged.merge([again], ["blind"], 4)
+    merged.merge([Finding.from_json(again.as_json())], ["blind"], 4)
+    assert (merged.findings[0].count, merged.operations, merged.processes) == (2, 8, 3)
+    assert merged.cannot_see == ["blind"]
+
+
+PYTEST = """\
+import pytest
+from scenarios import SCENARIOS
+from atom.device import open_device
+
+@pytest.fixture
+def device():
+    return open_device("virtual")
+
+def test_faulty(device):
+    SCENARIOS["status_dropped"].program(device)
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_faulty_twice(device, again):
+    SCENARIOS["two_writers"].program(device)
+
+def test_correct(device):
+    SCENARIOS["status_held"].program(device)
+
+@pytest.mark.lifetime_findings("on purpose")
+def test_expected(device):
+    SCENARIOS["ring_slot_reused_early"].program(device)
+
+@pytest.mark.lifetime_findings("on purpose")
+def test_expected_in_vain(device):
+    SCENARIOS["double_buffer"].program(device)
+"""
+
+
+def test_the_pytest_plugin_fails_what_it_must(tmp_path: Path) -> None:
+    (tmp_path / "test_given.py").write_text(PYTEST)
+
+    quiet = ["-q", "-p", "no:cacheprovider", "-rA", str(tmp_path)]
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "atom.lifetime.pytest_plugin", *words, *quiet]
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(HERE)])},
+            timeout=120,
+        )
+        return done.stdout
+
+    watched = run("--lifetime-sanitizer")
+    assert "4 failed, 2 passed" in watched, watched
+    for name in ("test_faulty", "test_faulty_twice[1]", "test_faulty_twice[2]"):
+        assert f"FAILED test_given.py::{name}" in watched
+    assert "FAILED test_given.py::test_expected_in_vain" in watched
+    assert "missing edge (c)" in watched
+    assert "6 passed" in run()
