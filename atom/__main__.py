@@ -21,6 +21,8 @@ examples
   python -m atom run 01 -p bonus 3               one notebook with another parameter
   python -m atom run 02 --profile gpu            the race micro-benchmark on this machine's GPU
   python -m atom sweep race --quick              60 seconds of the race sweep on this machine's GPU
+  python -m atom compare published data/runs/h200/<run>
+                                                 a run of one's own beside the published figures
   python -m atom records check data/runs/h200    validate recorded runs
   python -m atom devices                         what this machine can run on
 
@@ -34,9 +36,40 @@ examples
   python -m atom run --profile gpu                      on the accelerator, into reports/<machine>/
   python -m atom run --profile h200 -p records '[data/runs/h200]'
                                                         recorded rows analysed again, without a GPU
+  python -m atom run --json > run.json                  states and paths for a script
 
 A value is read as YAML: 3, 0.5, true, [1, 2], text. Names, types and ranges are checked before
 anything starts. A notebook whose inputs did not change is not executed again (--force does).
+A notebook that fails, dies or runs past its time limit leaves <notebook>.failed.ipynb in the report
+folder, with its outputs so far; the others still run.
+"""
+_SWEEP_EPILOG = """\
+examples
+  python -m atom sweep race --dry-run                   the plan, with device minutes
+  python -m atom sweep race --quick                     at most a minute
+  python -m atom sweep race --only 'main/*/matmul/*'    some arms
+  python -m atom sweep race                             all, into data/runs/<machine>/
+  python -m atom sweep race --resume data/runs/<machine>/<run>
+
+It names first what would spoil the figures: launch blocking, serialised kernels, caching off (these
+it refuses), another process on the GPU, a power or clock cap.
+"""
+_COMPARE_EPILOG = """\
+examples
+  python -m atom compare published data/runs/<machine>/<run>
+  python -m atom compare data/runs/h200/<run> data/runs/<machine>/<run>
+  python -m atom compare RUN_A RUN_B --allow-different seed settings --json
+
+Rates come with exact intervals, and their difference with Newcombe's. On different machines only
+figures without a unit are compared: rates, and times over those of the run's own null arm.
+"""
+_RECORDS_EPILOG = """\
+example
+  python -m atom records check data/runs/h200           every problem with file, line and column
+"""
+_DEVICES_EPILOG = """\
+example
+  python -m atom devices --json                         for a script: is there an accelerator?
 """
 _REPORT_EPILOG = """\
 examples
@@ -78,8 +111,10 @@ def build_parser(*, with_sweep: bool = True) -> argparse.ArgumentParser:
     _add_run(commands)
     _add_sweep(commands, with_sweep)
     _add_report(commands)
+    _add_compare(commands)
     _add_records(commands)
-    devices = _parser(commands, "devices", "list the devices of this machine", "")
+    devices = _parser(commands, "devices", "list the devices of this machine", _DEVICES_EPILOG)
+    _add_json(devices)
     devices.set_defaults(run=_devices)
     return parser
 
@@ -131,11 +166,19 @@ def _add_run(commands: _Commands) -> None:
         help="notebooks at a time, one core each (default: 2; 1 on a GPU, which they would share)",
     )
     run.add_argument("--force", action="store_true", help="execute also what did not change")
+    run.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="FACTOR",
+        help="a cell may take FACTOR times its notebook's budget; 0: any time (default: 10; 60 on "
+        "a GPU)",
+    )
+    _add_json(run)
     run.set_defaults(run=_run)
 
 
 def _add_sweep(commands: _Commands, with_options: bool) -> None:
-    sweep = _parser(commands, "sweep", "run one experiment and record its rows", "")
+    sweep = _parser(commands, "sweep", "run one experiment and record its rows", _SWEEP_EPILOG)
     if with_options:
         from atom.workbook import sweeps
 
@@ -169,11 +212,36 @@ def _add_report(commands: _Commands) -> None:
     report.set_defaults(run=_report)
 
 
+def _add_compare(commands: _Commands) -> None:
+    about = "compare two recorded runs, or one with the published figures"
+    compare = _parser(commands, "compare", about, _COMPARE_EPILOG)
+    for name in ("a", "b"):
+        compare.add_argument(
+            name, metavar=name.upper(), help="a run folder, or the word: published"
+        )
+    compare.add_argument(
+        "--allow-different",
+        nargs="+",
+        action="extend",
+        default=[],
+        choices=("load", "model", "seed", "settings"),
+        metavar="WHAT",
+        help="compare all the same where load, model, seed or settings differ",
+    )
+    _add_json(compare)
+    compare.set_defaults(run=_compare)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON in place of text")
+
+
 def _add_records(commands: _Commands) -> None:
-    records = _parser(commands, "records", "work with recorded runs", "")
+    records = _parser(commands, "records", "work with recorded runs", _RECORDS_EPILOG)
     actions = records.add_subparsers(metavar="ACTION", required=True)
-    check = _parser(actions, "check", "validate a folder of recorded runs", "")
+    check = _parser(actions, "check", "validate a folder of recorded runs", _RECORDS_EPILOG)
     check.add_argument("folder", metavar="DIR", help="a run folder, or a parent of run folders")
+    _add_json(check)
     check.set_defaults(run=_records_check)
 
 
@@ -192,13 +260,21 @@ def _report(options: argparse.Namespace) -> int:
 def _records_check(options: argparse.Namespace) -> int:
     from atom.workbook.records_cli import check
 
-    return check(options.folder)
+    return check(options.folder, as_json=options.json)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from atom.workbook.compare import RENDERERS, compare
+
+    result = compare(options.a, options.b, options.allow_different)
+    print(RENDERERS["json" if options.json else "markdown"](result))
+    return 0
 
 
 def _devices(options: argparse.Namespace) -> int:
     from atom.workbook.commands import devices
 
-    return devices()
+    return devices(as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from atom.workbook.ci_output import CLAIMS_FILE, tell
 from atom.workbook.parameters import read_given, resolve_target
 from atom.workbook.results import count_verdicts, load_result
 from atom.workbook.runner import RunReport, run_notebooks, select
@@ -27,16 +30,61 @@ def run(options: Namespace, root: Path) -> int:
     target = resolve_target(options.profile, options.out, root)
     # two notebooks on one GPU would delay each other's copies
     jobs = options.jobs if options.jobs is not None else (1 if target.option == "gpu" else 2)
-    report = run_notebooks(specs, given, target, root, jobs=jobs, force=options.force)
+    report = run_notebooks(
+        specs,
+        given,
+        target,
+        root,
+        jobs=jobs,
+        force=options.force,
+        time_limit=options.time_limit,
+    )
     for stem, execution in report.executions.items():
         if execution.message:
             print(f"\n{stem}: {execution.state}\n{execution.message}", file=sys.stderr)
     index = _build(target.folder, target.profile, fresh=not report.executed)
+    tell(report.executions, target.folder, target.profile)
+    if options.json:
+        print(run_json(report, target.folder, target.profile, root))
+        return report.exit_code
     if not report.executed:
         print("nothing changed, nothing executed (--force executes all)")
     print(run_table(report, target.folder))
     print(_shown(index, root))
     return report.exit_code
+
+
+def run_json(report: RunReport, folder: Path, profile: str, root: Path) -> str:
+    """What a run did, as JSON: exit code, notebooks with their states, paths of what it wrote.
+
+    Args:
+        report: of the run.
+        folder: report folder.
+        profile: of the report.
+        root: the checkout; paths below it are relative to it.
+    """
+    notebooks = {}
+    for stem, execution in sorted(report.executions.items()):
+        result = load_result(folder, stem) if execution.state in ("finished", "fell") else None
+        failed = folder / f"{stem}.failed.ipynb"
+        notebooks[stem] = {
+            "state": execution.state,
+            "executed": stem in report.executed,
+            "seconds": execution.seconds,
+            "budget_seconds": execution.budget_seconds,
+            "message": execution.message,
+            "claims": count_verdicts(result["verdicts"] if result else ()),
+            "partial": _shown(failed, root) if failed.is_file() else None,
+        }
+    values: dict[str, Any] = {
+        "format": 1,
+        "exit_code": report.exit_code,
+        "profile": profile,
+        "site": _shown(folder / "index.html", root),
+        "claims": _shown(folder / CLAIMS_FILE, root),
+        "notebooks": notebooks,
+    }
+    return json.dumps(values, indent=1)
 
 
 def _build(folder: Path, profile: str, *, fresh: bool) -> Path:
@@ -84,13 +132,39 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def devices() -> int:
-    """Print what this machine can run on."""
+def devices(*, as_json: bool = False) -> int:
+    """Print what this machine can run on.
+
+    Args:
+        as_json: as JSON in place of a table.
+    """
     from atom.device import describe_devices
 
     inventory = describe_devices()
+    listed = [*inventory.accelerators, *inventory.profiles]
+    if as_json:
+        values = {
+            "format": 1,
+            "torch": inventory.torch,
+            "no_accelerator": inventory.reason,
+            "devices": [
+                {
+                    "name": properties.name,
+                    "kind": properties.kind.value,
+                    "evidence": str(properties.evidence),
+                    "machine": properties.machine,
+                    "memory_bytes": properties.memory_bytes,
+                    "hardware_queues": properties.hardware_queues,
+                    "driver": properties.driver,
+                    "runtime": properties.runtime,
+                }
+                for properties in listed
+            ],
+        }
+        print(json.dumps(values, indent=1))
+        return 0
     rows = [("device", "kind", "memory GiB", "queues", "driver", "runtime")]
-    for properties in (*inventory.accelerators, *inventory.profiles):
+    for properties in listed:
         queues = properties.hardware_queues
         rows.append(
             (

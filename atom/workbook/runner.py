@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import queue
+import secrets
 import shutil
 import signal
 import subprocess
@@ -20,17 +21,31 @@ from pathlib import Path
 from typing import Any
 
 from atom.errors import BadInput
+from atom.workbook.endings import death_cause
 from atom.workbook.fingerprint import fingerprint, source_hash
+from atom.workbook.kernels import (
+    end_marked,
+    kernel_environment,
+    refuse_unready,
+    write_kernel_spec,
+)
 from atom.workbook.notebooks import NOTEBOOKS, NotebookSpec, execution_order, find_notebook
 from atom.workbook.parameters import ReportTarget, assign
 from atom.workbook.progress import Progress
-from atom.workbook.results import Execution, load_executions, save_executions
+from atom.workbook.results import (
+    Execution,
+    load_executions,
+    save_executions,
+    scrub,
+    write_atomically,
+)
 
-REPORT_FOLDER_VARIABLE = "ATOM_REPORT_FOLDER"
+#: a cell may take so many times its notebook's budget; hardware runs are full sweeps
+TIME_LIMIT_FACTORS = {"ci": 10.0, "gpu": 60.0}
 
 _EXIT_CODES = {"finished": 0, "fell": 1, "bad input": 2, "failed": 3, "skipped": 3}
 _STOP_SECONDS = 8.0
-_SINGLE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_TICK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,11 +56,24 @@ class Job:
         spec: registry entry.
         source: its file.
         parameters: validated parameters, as they are injected.
+        cell_seconds: time limit of a cell, ``None`` for none.
     """
 
     spec: NotebookSpec
     source: Path
     parameters: Mapping[str, Any]
+    cell_seconds: float | None = None
+
+
+@dataclass
+class _Running:
+    """A job with a process: its mark, and where its notebook is."""
+
+    job: Job
+    key: str
+    process: subprocess.Popen[str]
+    mark: str
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +115,7 @@ def run_notebooks(
     *,
     jobs: int = 2,
     force: bool = False,
+    time_limit: float | None = None,
 ) -> RunReport:
     """Execute what changed and put executed notebooks and results into the report folder.
 
@@ -97,19 +126,32 @@ def run_notebooks(
         root: the checkout, the notebooks' working directory.
         jobs: notebooks at a time, each on one thread.
         force: execute also what did not change.
+        time_limit: a cell may take so many times its notebook's budget; 0 is no limit; by default
+            as :data:`TIME_LIMIT_FACTORS` says.
 
     Raises:
-        BadInput: parameters, or another run that writes to the same folder.
+        BadInput: parameters, a place that is not ready (see ``kernels.refuse_unready``), or
+            another run that writes to the same folder.
         KeyboardInterrupt: stopped; all that had finished is kept.
     """
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: at least 1")
+    if time_limit is not None and not 0 <= time_limit < float("inf"):
+        raise BadInput(f"--time-limit {time_limit}: a factor, or 0 for no limit")
+    factor = time_limit
+    if factor is None:
+        factor = TIME_LIMIT_FACTORS.get(target.option, TIME_LIMIT_FACTORS["ci"])
     parameters = assign(specs, given, target)
     selected = [
-        Job(spec, root / "notebooks" / f"{spec.stem}.ipynb", parameters[spec.stem])
+        Job(
+            spec,
+            root / "notebooks" / f"{spec.stem}.ipynb",
+            parameters[spec.stem],
+            spec.budget_seconds * factor or None,
+        )
         for spec in specs
     ]
-    target.folder.mkdir(parents=True, exist_ok=True)
+    refuse_unready(target.folder)
     with _exclusive(target.folder):
         return _Run(selected, target, root, jobs, force).execute()
 
@@ -130,31 +172,37 @@ class _Run:
         self.executions = load_executions(target.folder)
         self.executed: list[str] = []
         self.settled: set[str] = set()
-        self.running: dict[str, tuple[Job, str, subprocess.Popen[str]]] = {}
+        self.running: dict[str, _Running] = {}
+        self.stopped: dict[str, str] = {}
         self.events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
         self.scratch = Path()
 
     def execute(self) -> RunReport:
         with (
             tempfile.TemporaryDirectory(prefix="atom-run-") as scratch,
-            _stop_signal_interrupts(),
-            Progress(list(self.stems)) as progress,
+            _stop_signal_interrupts() as signals,
+            Progress(list(self.stems), self._expected(), self.jobs) as progress,
         ):
             self.scratch = Path(scratch)
             write_kernel_spec(self.scratch)
             try:
                 self._start_ready(progress)
                 while self.running:
-                    stem, event = self.events.get()
+                    try:
+                        stem, event = self.events.get(timeout=_TICK_SECONDS)
+                    except queue.Empty:
+                        progress.tick()
+                        continue
                     if event["event"] == "cell":
+                        self.running[stem].where = event["where"]
                         progress.cells(stem, event["done"], event["total"])
                         continue
                     self._end(stem, event)
-                    progress.end(stem, event["state"], event["seconds"])
+                    progress.end(stem, self.executions[stem].state, event["seconds"])
                     self._start_ready(progress)
             except KeyboardInterrupt:
                 self._stop()
-                raise KeyboardInterrupt(self._interrupted()) from None
+                raise KeyboardInterrupt(self._interrupted(signals)) from None
             finally:
                 self._stop()
                 shutil.rmtree(self.folder / ".partial", ignore_errors=True)
@@ -180,6 +228,7 @@ class _Run:
             key = self._key(job)
             if not self.force and self._is_current(stem, key):
                 self.settled.add(stem)
+                progress.unchanged(stem)
                 continue
             self._start(job, key)
             progress.start(stem)
@@ -204,7 +253,9 @@ class _Run:
             "folder": str(self.folder),
             "root": str(self.root),
             "parameters": dict(job.parameters),
+            "cell_seconds": job.cell_seconds,
         }
+        mark = secrets.token_hex(8)
         with open(self.scratch / f"{stem}.log", "w", encoding="utf-8") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "atom.workbook.worker"],
@@ -213,14 +264,14 @@ class _Run:
                 stderr=log,
                 text=True,
                 cwd=self.root,
-                env=kernel_environment(self.scratch, self.folder, self.root),
+                env=kernel_environment(self.scratch, self.folder, self.root, mark),
                 # Ctrl-C reaches the runner alone, which then stops its workers in order
                 start_new_session=True,
             )
+        self.running[stem] = _Running(job, key, process, mark)
         assert process.stdin is not None
         process.stdin.write(json.dumps(task) + "\n")
         process.stdin.flush()
-        self.running[stem] = (job, key, process)
         threading.Thread(target=self._read, args=(stem, process), daemon=True).start()
 
     def _read(self, stem: str, process: subprocess.Popen[str]) -> None:
@@ -233,88 +284,108 @@ class _Run:
             self.events.put((stem, event))
         code = process.wait()
         if not ended:
-            log = (self.scratch / f"{stem}.log").read_text(encoding="utf-8", errors="replace")
-            tail = "\n".join(f"    {line}" for line in log.splitlines()[-12:])
             event = {
                 "event": "end",
-                "state": "failed",
-                "message": f"its process ended with code {code}\n{tail}",
+                "state": "died",
+                "code": code,
                 "seconds": round(time.perf_counter() - started, 2),
             }
             self.events.put((stem, event))
 
     def _end(self, stem: str, event: Mapping[str, Any]) -> None:
-        job, key, process = self.running.pop(stem)
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
-        state = event["state"]
+        running = self.running.pop(stem)
+        assert running.process.stdin is not None
+        running.process.stdin.close()
+        running.process.wait()
+        end_marked(running.mark)
+        state, message = event["state"], event.get("message", "")
+        if state == "died":
+            state, message = "failed", self._died(stem, running, event["code"])
+        elif state == "stopped":
+            # from outside: the runner's own stop takes its events elsewhere
+            state, message = "failed", f"{message}, by a signal to its process"
         self.executed.append(stem)
         self._record(
             stem,
             Execution(
                 state,
                 event["seconds"],
-                job.spec.budget_seconds,
-                key if state == "finished" else "",
-                event["message"],
+                running.job.spec.budget_seconds,
+                running.key if state == "finished" else "",
+                self._readable(message),
             ),
         )
+
+    def _died(self, stem: str, running: _Running, code: int) -> str:
+        """What is known of a worker that ended without a word; keeps its notebook so far."""
+        where = running.where or "between two cells"
+        lines = [f"its process died in {where}", death_cause(code, None, None)]
+        partial = self.folder / ".partial" / f"{stem}.ipynb"
+        if partial.is_file():
+            text = scrub(partial.read_text(encoding="utf-8"), self.root, self.folder)
+            kept = self.folder / f"{stem}.failed.ipynb"
+            write_atomically(kept, text)
+            lines.append(f"its outputs so far: {kept.name}")
+        log = (self.scratch / f"{stem}.log").read_text(encoding="utf-8", errors="replace")
+        return "\n".join([*lines, *(f"    {line}" for line in log.splitlines()[-12:])])
+
+    def _readable(self, message: str) -> str:
+        """``message`` with the kept file's folder in front of its name."""
+        folder = self.folder
+        shown = folder.relative_to(self.root) if folder.is_relative_to(self.root) else folder
+        return message.replace("its outputs so far: ", f"its outputs so far: {shown.as_posix()}/")
 
     def _record(self, stem: str, execution: Execution) -> None:
         self.settled.add(stem)
         self.executions[stem] = execution
         save_executions(self.folder, self.executions)
 
+    def _expected(self) -> dict[str, float]:
+        """Seconds that each notebook will take: as the last time, else its budget."""
+        known = {stem: e.seconds for stem, e in self.executions.items() if e.state == "finished"}
+        return {
+            job.spec.stem: known.get(job.spec.stem, job.spec.budget_seconds) for job in self.waiting
+        }
+
     def _stop(self) -> None:
-        processes = [process for _, _, process in self.running.values()]
-        for process in processes:
-            process.terminate()
+        if not self.running:
+            return
+        for running in self.running.values():
+            running.process.terminate()
         deadline = time.monotonic() + _STOP_SECONDS
-        for process in processes:
+        for stem, running in self.running.items():
             try:
-                process.wait(max(0.1, deadline - time.monotonic()))
+                running.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                os.killpg(running.process.pid, signal.SIGKILL)
+                running.process.wait()
+            end_marked(running.mark)
+            self.stopped[stem] = f"stopped in {running.where or 'no cell yet'}"
+        # what the workers said at their end comes through their reader threads
+        ends = len(self.running)
+        while ends:
+            try:
+                stem, event = self.events.get(timeout=1.0)
+            except queue.Empty:
+                break
+            if event["event"] == "end":
+                ends -= 1
+                if event.get("message"):
+                    self.stopped[stem] = event["message"]
         self.running.clear()
 
-    def _interrupted(self) -> str:
+    def _interrupted(self, signals: list[int]) -> str:
         done = [stem for stem in self.stems if stem in self.settled]
         rest = [stem for stem in self.stems if stem not in self.settled]
-        return (
-            f"stopped. Finished and kept: {', '.join(done) or 'none'}. "
-            f"Not finished: {', '.join(rest) or 'none'}. The same command goes on from here."
+        cause = "SIGTERM" if signal.SIGTERM in signals else "Ctrl-C"
+        places = "".join(
+            f"\n{stem}: {self._readable(text)}" for stem, text in sorted(self.stopped.items())
         )
-
-
-def write_kernel_spec(scratch: Path) -> None:
-    """Write a ``python3`` kernel of the running interpreter below ``scratch``."""
-    folder = scratch / "jupyter" / "kernels" / "python3"
-    folder.mkdir(parents=True)
-    launch = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec = {"argv": launch, "display_name": "Python 3", "language": "python"}
-    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-
-
-def kernel_environment(scratch: Path, folder: Path, root: Path) -> dict[str, str]:
-    """Environment of workers and kernels: one thread each, nothing of the user's own set-up.
-
-    Args:
-        scratch: folder with the kernel spec of :func:`write_kernel_spec`.
-        folder: report folder; kernels see it relative to ``root`` where it lies below.
-        root: the checkout.
-    """
-    environment = dict(os.environ)
-    environment.update(dict.fromkeys(_SINGLE_THREAD, "1"))
-    inside = folder.is_relative_to(root)
-    environment[REPORT_FOLDER_VARIABLE] = str(folder.relative_to(root) if inside else folder)
-    # the first place that a kernel spec is looked for, so before one of the user's own
-    environment["JUPYTER_PATH"] = str(scratch / "jupyter")
-    environment["JUPYTER_CONFIG_DIR"] = str(scratch / "config")
-    environment["IPYTHONDIR"] = str(scratch / "ipython")
-    environment["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-    return environment
+        return (
+            f"stopped by {cause}. Finished and kept: {', '.join(done) or 'none'}. "
+            f"Not finished: {', '.join(rest) or 'none'}.{places}\n"
+            "The same command goes on from here."
+        )
 
 
 @contextmanager
@@ -329,24 +400,29 @@ def _exclusive(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(f"another run is writing to the folder {folder.name}/") from None
+            raise BadInput(
+                f"another run is writing to the folder {folder.name}/; wait for it, or give this "
+                "one a folder of its own with --out"
+            ) from None
         yield
     finally:
         os.close(handle)
 
 
 @contextmanager
-def _stop_signal_interrupts() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C (main thread only; elsewhere signals stay as they are)."""
+def _stop_signal_interrupts() -> Iterator[list[int]]:
+    """Treat SIGTERM like Ctrl-C, and list it when it came (main thread only)."""
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield came
         return
 
     def interrupt(number: int, frame: Any) -> None:
+        came.append(number)
         raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        yield came
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -29,6 +29,7 @@ from IPython.display import display
 from atom.config import DeviceChoice, NotebookSettings
 from atom.errors import AtomError, BadInput, ClaimFell
 from atom.evidence import Evidence
+from atom.workbook.kernels import REPORT_FOLDER_VARIABLE
 from atom.workbook.notebooks import NOTEBOOKS, NotebookSpec
 from atom.workbook.provenance import source_commit
 from atom.workbook.results import RESULT_MIME
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 
     from atom.workbook.claims import Claim, Settled
 
-
-#: environment variable by which the runner tells a kernel its report folder
-REPORT_FOLDER_VARIABLE = "ATOM_REPORT_FOLDER"
 
 _FIGURE_DPI = 110
 

@@ -129,6 +129,29 @@ def smallest_detectable_difference(
     return float(optimize.brentq(missing, 0.0, p))
 
 
+def difference_interval(
+    rate_a: float, interval_a: _Interval, rate_b: float, interval_b: _Interval
+) -> _Interval:
+    """Interval of ``rate_b - rate_a`` from the interval of each: Newcombe's square-and-add.
+
+    With Wilson intervals this is Newcombe's method 10. It takes any interval that is right for its
+    rate, so also an exact one and one clustered by process.
+
+    Args:
+        rate_a, rate_b: the two independent rates.
+        interval_a, interval_b: their intervals, both of the wanted confidence.
+
+    Source: Newcombe, Statistics in Medicine 17 (1998) 873-890; Zou and Donner, 27 (2008) 1693-1702.
+    """
+    for rate, (low, high) in ((rate_a, interval_a), (rate_b, interval_b)):
+        if not 0 <= low <= rate <= high <= 1:
+            raise ValueError(f"rate {rate} needs an interval around it, got [{low}, {high}]")
+    difference = rate_b - rate_a
+    down = math.hypot(rate_b - interval_b[0], interval_a[1] - rate_a)
+    up = math.hypot(interval_b[1] - rate_b, rate_a - interval_a[0])
+    return max(-1.0, difference - down), min(1.0, difference + up)
+
+
 def fisher_exact(k_a: int, n_a: int, k_b: int, n_b: int) -> float:
     """Two-sided p-value of Fisher's test that ``k_a`` of ``n_a`` and ``k_b`` of ``n_b`` differ."""
     _check_count(k_a, n_a, 0.95)

@@ -7,7 +7,9 @@ then one ``end`` event.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -17,10 +19,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from atom.errors import NotebookFailed
+from atom.workbook import endings
+from atom.workbook.endings import Trace
+from atom.workbook.kernels import JOB_VARIABLE, end_marked
 from atom.workbook.results import extract_result, scrub, write_atomically
 
 _STATES = {"ClaimFell": "fell", "BadInput": "bad input"}
-_TRACEBACK_LINES = 12
+_LATEST_END_SECONDS = 6.0
 
 
 def main() -> int:
@@ -35,7 +40,11 @@ def main() -> int:
     state, message = execute(task, events)
     seconds = time.perf_counter() - started
     end = {"event": "end", "state": state, "message": message, "seconds": round(seconds, 2)}
-    print(json.dumps(end), file=events)
+    # from here on the end of standard input is the runner's answer
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        print(json.dumps(end), file=events, flush=True)
+    _end_all()
     return 0
 
 
@@ -43,11 +52,12 @@ def execute(task: dict[str, Any], events: TextIO) -> tuple[str, str]:
     """Execute the notebook, then put it and its result in place.
 
     Args:
-        task: ``stem``, ``source``, ``folder``, ``root`` and ``parameters``.
+        task: ``stem``, ``source``, ``folder``, ``root``, ``parameters``, and ``cell_seconds``, the
+            time limit of a cell or ``None``.
         events: where cell events go.
 
     Returns:
-        State and message of the execution (see ``results.Execution``).
+        State and message of the execution (see ``results.Execution``), or ``stopped``.
     """
     import papermill
     from papermill.engines import papermill_engines
@@ -55,7 +65,10 @@ def execute(task: dict[str, Any], events: TextIO) -> tuple[str, str]:
 
     root, folder = Path(task["root"]), Path(task["folder"])
     partial = folder / ".partial" / f"{task['stem']}.ipynb"
-    papermill_engines.register("atom", _reporting_engine(events))
+    failed = folder / f"{task['stem']}.failed.ipynb"
+    limit = task.get("cell_seconds")
+    trace = Trace()
+    papermill_engines.register("atom", _reporting_engine(events, trace, partial))
     try:
         papermill.execute_notebook(
             task["source"],
@@ -65,6 +78,7 @@ def execute(task: dict[str, Any], events: TextIO) -> tuple[str, str]:
             kernel_name="python3",
             progress_bar=False,
             request_save_on_cell_execute=False,
+            execution_timeout=None if limit is None else max(1, math.ceil(limit)),
             # what a kernel records is closed by then; a graceful end waits for a busy one
             shutdown_kernel="immediate",
             cwd=str(root),
@@ -75,13 +89,37 @@ def execute(task: dict[str, Any], events: TextIO) -> tuple[str, str]:
         if state == "fell":
             _publish(task, partial)
             return state, str(error.evalue)
-        os.replace(partial, folder / f"{task['stem']}.failed.ipynb")
-        return state, str(error.evalue) if state == "bad input" else _describe(error)
+        write_atomically(failed, scrub(partial.read_text(encoding="utf-8"), root, folder))
+        partial.unlink()
+        text = str(error.evalue) if state == "bad input" else endings.describe(error)
+        return state, text
+    except (Exception, SystemExit) as error:
+        state, name, message = _sudden_end(error, trace, limit)
+        kept = endings.keep_partial(trace, name, message, failed, (root, folder))
+        return state, f"{message}\nits outputs so far: {kept}" if kept else message
     try:
         _publish(task, partial)
     except NotebookFailed as error:
         return "failed", str(error)
     return "finished", ""
+
+
+def _sudden_end(error: BaseException, trace: Trace, limit: float | None) -> tuple[str, str, str]:
+    """State, short name and message of an end that no cell raised."""
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+
+    where = endings.place_of(trace)
+    if isinstance(error, SystemExit):
+        return "stopped", "Stopped", f"stopped in {where}"
+    if isinstance(error, DeadKernelError):
+        cause = endings.death_cause(trace.exit_code, trace.memory_kills, endings.memory_kills())
+        return "failed", "KernelDied", f"its kernel died in {where}\n{cause}"
+    if isinstance(error, CellTimeoutError):
+        text = f"past its time limit of {limit:.0f} s in {where}\nlikely a hang, or a slow machine"
+        return "failed", "TimeLimit", f"{text}: --time-limit FACTOR allows more, 0 any time"
+    if trace.notebook is None:
+        return "failed", "NoKernel", f"its kernel did not start: {error}"
+    return "failed", type(error).__name__, f"{type(error).__name__} in {where}: {error}"
 
 
 def _publish(task: dict[str, Any], partial: Path) -> None:
@@ -98,35 +136,63 @@ def _publish(task: dict[str, Any], partial: Path) -> None:
     partial.unlink()
 
 
-def _describe(error: Any) -> str:
-    """The failing cell and the end of its traceback."""
-    import re
-
-    lines = [line for part in error.traceback for line in part.splitlines()]
-    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
-    first = error.source.strip().splitlines()[0] if error.source.strip() else ""
-    shown = "\n".join(f"    {line}" for line in plain[-_TRACEBACK_LINES:])
-    return f"cell In [{error.exec_count}], which begins with: {first}\n{shown}"
-
-
-def _reporting_engine(events: TextIO) -> Any:
+def _reporting_engine(events: TextIO, trace: Trace, partial: Path) -> Any:
+    """papermill's own engine, which tells of every cell and notes how its kernel ended."""
+    from nbclient.exceptions import DeadKernelError
+    from papermill.clientwrap import PapermillNotebookClient
     from papermill.engines import NBClientEngine
 
+    class WatchingClient(PapermillNotebookClient):
+        """Keeps the exit code of a dead kernel, which nbclient drops."""
+
+        async def _async_check_alive(self) -> None:
+            try:
+                await super()._async_check_alive()
+            except DeadKernelError:
+                process = getattr(getattr(self.km, "provisioner", None), "process", None)
+                trace.exit_code = getattr(process, "returncode", None)
+                raise
+
     class ReportingEngine(NBClientEngine):
-        """papermill's own engine, which tells of every finished cell."""
+        """Runs cells in the client above."""
 
         @classmethod
-        def execute_managed_notebook(cls, nb_man: Any, *args: Any, **kwargs: Any) -> Any:
-            complete, total = nb_man.cell_complete, len(nb_man.nb.cells)
+        def execute_managed_notebook(
+            cls,
+            nb_man: Any,
+            kernel_name: str,
+            start_timeout: int = 60,
+            execution_timeout: int | None = None,
+            **options: Any,
+        ) -> Any:
+            start, complete, total = nb_man.cell_start, nb_man.cell_complete, len(nb_man.nb.cells)
 
-            def report(cell: Any, cell_index: int | None = None, **rest: Any) -> None:
-                complete(cell, cell_index, **rest)
-                done = total if cell_index is None else cell_index + 1
-                event = {"event": "cell", "done": done, "total": total}
+            def started(cell: Any, cell_index: int, **rest: Any) -> None:
+                start(cell, cell_index, **rest)
+                runs = cell.cell_type == "code" and bool(cell.source.strip())
+                trace.notebook, trace.index, trace.running = nb_man.nb, cell_index, True
+                trace.number += runs
+                where = endings.place(cell.source, trace.number) if runs else ""
+                event = {"event": "cell", "done": cell_index, "total": total, "where": where}
                 print(json.dumps(event), file=events)
 
-            nb_man.cell_complete = report
-            return super().execute_managed_notebook(nb_man, *args, **kwargs)
+            def completed(cell: Any, cell_index: int, **rest: Any) -> None:
+                complete(cell, cell_index, **rest)
+                # also behind an error of the cell: then the interpreter is about to handle it
+                trace.running = sys.exc_info()[0] is not None
+                endings.save_partial(trace, partial)
+                event = {"event": "cell", "done": cell_index + 1, "total": total, "where": ""}
+                print(json.dumps(event), file=events)
+
+            nb_man.cell_start, nb_man.cell_complete = started, completed
+            client = WatchingClient(
+                nb_man,
+                kernel_name=kernel_name,
+                timeout=execution_timeout,
+                startup_timeout=start_timeout,
+                shutdown_kernel=options.get("shutdown_kernel", "immediate"),
+            )
+            return client.execute()
 
     return ReportingEngine
 
@@ -136,9 +202,21 @@ def _watch_runner() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LATEST_END_SECONDS)
+    _end_all()
+    os._exit(1)
+
+
+def _end_all() -> None:
+    """Kill what the kernel started and left behind."""
+    mark = os.environ.get(JOB_VARIABLE)
+    if mark:
+        end_marked(mark, spare=[os.getpid()])
 
 
 def _stop(number: int, frame: Any) -> None:
+    # once: a second signal must not cut the clean-up of the first short
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

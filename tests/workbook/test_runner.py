@@ -170,15 +170,17 @@ def test_a_notebook_without_a_result_fails(root: Path) -> None:
 
 
 _STOPPED = """\
-import sys
+import signal, sys
 from pathlib import Path
+# a shell starts background commands with Ctrl-C ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 from test_runner import run, tiny
 run(Path({root!r}), tiny("fast"), tiny("slow"))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stop_keeps_what_finished_and_leaves_no_process(root: Path, number: int) -> None:
     write_notebook(root, "fast")
     mark = root / "slow_started"
@@ -186,8 +188,12 @@ def test_a_stop_keeps_what_finished_and_leaves_no_process(root: Path, number: in
         root,
         "slow",
         f"""\
-        import os, time
-        open({str(mark)!r}, "w").write(str(os.getpid()))
+        import os, subprocess, sys, time
+        wait = [sys.executable, "-c", "import time; time.sleep(120)"]
+        # its own session and no parent: nothing of the system's ends it with the kernel
+        child = subprocess.Popen(wait, start_new_session=True)
+        print("was here", flush=True)
+        open({str(mark)!r}, "w").write(f"{{os.getpid()}} {{child.pid}} end")
         time.sleep(120)
         """,
     )
@@ -197,15 +203,20 @@ def test_a_stop_keeps_what_finished_and_leaves_no_process(root: Path, number: in
     )
     folder = root / "reports" / "ci"
     wait_until(
-        lambda: mark.is_file() and mark.read_text() != "" and "fast" in load_executions(folder)
+        lambda: mark.is_file() and "end" in mark.read_text() and "fast" in load_executions(folder)
     )
     children = psutil.Process(process.pid).children(recursive=True)
-    assert int(mark.read_text()) in {child.pid for child in children}
+    kernel, grandchild = map(int, mark.read_text().split()[:2])
+    assert {kernel, grandchild} <= {child.pid for child in children}
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     wait_until(lambda: not any(alive(child) for child in children))
     if number != signal.SIGKILL:
-        assert "Finished and kept: fast. Not finished: slow." in errors
+        cause = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        assert f"stopped by {cause}. Finished and kept: fast. Not finished: slow." in errors
+        assert "slow: stopped in cell In [3], which begins with: import os, subprocess" in errors
+        assert "its outputs so far: reports/ci/slow.failed.ipynb" in errors
+        assert "was here" in (folder / "slow.failed.ipynb").read_text()
     write_notebook(root, "slow")
     assert run(root, tiny("fast"), tiny("slow")).executed == ("slow",)
 
