@@ -131,10 +131,10 @@ def origin_text(text: str, run_ids: Sequence[str] = (), date: str = "") -> str:
     days = dict.fromkeys(f"{name[:4]}-{name[4:6]}-{name[6:8]}" for name in run_ids) or [date]
     # a text may name date and run already
     more = [name for name in run_ids if name.rsplit("-", 1)[-1] not in text]
-    parts = [text, *(day for day in days if day not in text)]
+    parts = [day for day in days if day not in text]
     if more:
         parts.append(f"{'run' if len(more) == 1 else 'runs'} {', '.join(more)}")
-    return ", ".join(part for part in parts if part)
+    return "; ".join(part for part in (text, ", ".join(filter(None, parts))) if part)
 
 
 def stamp(

@@ -84,9 +84,9 @@ def test_a_stamp_names_date_and_run() -> None:
     figure, _ = plt.subplots(figsize=(9, 3))
     run = "20260131T101112Z-race-3fa2c1"
     figures.stamp(figure, "measured", "NVIDIA H200", run_ids=[run], date="2026-02-02")
-    assert figure.texts[0].get_text() == f"measured on NVIDIA H200, 2026-01-31, run {run}"
+    assert figure.texts[0].get_text() == f"measured on NVIDIA H200; 2026-01-31, run {run}"
     figures.stamp(figure, "simulated", "MI355X", date="2026-02-02")
-    assert figure.texts[0].get_text() == "simulated, profile MI355X, 2026-02-02"
+    assert figure.texts[0].get_text() == "simulated, profile MI355X; 2026-02-02"
     figures.stamp(figure, "measured", "NVIDIA H200, 2026-01-31, run 3fa2c1", run_ids=[run])
     assert figure.texts[0].get_text() == "measured on NVIDIA H200, 2026-01-31, run 3fa2c1"
     figures.stamp(figure, "measured", "NVIDIA H200", run_ids=[run[:-1] + last for last in "234"])
