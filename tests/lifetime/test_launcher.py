@@ -185,7 +185,7 @@ def test_the_pytest_plugin_fails_what_it_must(tmp_path: Path) -> None:
 
     def run(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "atom.lifetime.pytest_plugin", *words, *quiet]
+            [sys.executable, "-m", "pytest", "-p", "atom.lifetime.pytest_plugin", *words, *quiet],
             capture_output=True,
             text=True,
             cwd=tmp_path,
