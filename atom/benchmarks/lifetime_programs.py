@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -30,7 +29,7 @@ from atom.benchmarks.lifetime_paths import (
 )
 from atom.benchmarks.lifetime_watch import Watch, section, watching
 from atom.config import CopyProtocol
-from atom.errors import BadInput, StalePayload
+from atom.errors import BadInput
 from atom.lifetime.explore_device import ExploredDevice
 from atom.transfer.payload import Payload
 from atom.transfer.pinned_ring import PinnedSlot
@@ -64,6 +63,7 @@ class LifetimeProgram:
         epoch_tag: whether payloads carry tags.
         forget: ``ell`` only: the map is set while the copies are in flight.
         again: one more step goes through after the drain, as in a run that goes on.
+        drain_only: queues only: nothing is received, the drain alone has to wait.
         small_ring: a pinned ring of two slots, which three steps in flight overfill. The real ring
             refuses that; for a mutation that does not.
     """
@@ -75,6 +75,7 @@ class LifetimeProgram:
     epoch_tag: bool = True
     forget: bool = False
     again: bool = True
+    drain_only: bool = False
     small_ring: bool = False
 
     def __post_init__(self) -> None:
@@ -203,14 +204,20 @@ class _Queue(_Run):
         classes: tuple[type[TransferPath], ...] = (SpecStatus, TokenIds, Logprobs, DraftIds)
         path = self.make(next(c for c in classes if c.kind is self.program.path))
         depth = self.program.depth
+        slots: list[PinnedSlot] = []
         for step in range(1, depth + 1):
             payload = path.step(step)
-            self.send(path, payload)
+            slots.append(self.send(path, payload))
             del payload
+        if self.program.drain_only:
+            self.drain_only(path, slots)
+            return
+        slots.clear()
         self.follow(path, depth + 1)
         for step in range(1, depth + 1):
-            self.receive(path)
-            if step < depth:
+            self.receive(path, step)
+            for _ in range(depth if step == 1 else 0):
+                # enough to get every block that is free by now
                 self.follow(path, depth + 1)
         with section(self.device, "drain"):
             path.drain()
@@ -220,15 +227,22 @@ class _Queue(_Run):
             payload = path.step(depth + 2)
             self.send(path, payload)
             del payload
-            self.receive(path)
+            self.receive(path, depth + 2)
             with section(self.device, "drain"):
                 path.drain()
             self.released([path])
         self.end()
 
-    def receive(self, path: TransferPath) -> None:
-        # the watch has seen it
-        with section(self.device, "receive"), suppress(StalePayload):
+    def drain_only(self, path: TransferPath, slots: list[PinnedSlot]) -> None:
+        with section(self.device, "drain"):
+            path.drain()
+        self.released([path])
+        for slot in slots:
+            self.watch.peek(slot)
+        self.end()
+
+    def receive(self, path: TransferPath, step: int) -> None:
+        with section(self.device, "receive"), self.watch.reading(step):
             path.receive()
 
 
@@ -264,8 +278,7 @@ class _Ell(_Run):
         self.end()
 
     def resolve(self, path: EllSlot) -> None:
-        # the watch has seen it
-        with section(self.device, "ell"), suppress(StalePayload):
+        with section(self.device, "ell"), self.watch.reading(None):
             path.ring.ell_by_req  # noqa: B018
 
 

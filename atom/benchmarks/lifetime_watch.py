@@ -15,6 +15,7 @@ from torch import Tensor
 
 from atom.benchmarks.lifetime_paths import value_of
 from atom.device.interface import Device
+from atom.errors import StalePayload
 from atom.lifetime.explore_device import ExploredDevice
 from atom.transfer.d2h_queue import landed_fault
 from atom.transfer.payload import PayloadLayout, tag_fault
@@ -56,16 +57,35 @@ class Watch:
     observations: dict[tuple[str, int], Observation] = field(default_factory=dict)
     # by identity: a watch must not keep a one-off buffer alive
     _sent: dict[int, tuple[str, int, PayloadLayout]] = field(default_factory=dict)
+    _expected: int | None = None
+    _judged: int = 0
 
     def sent(self, slot: PinnedSlot, step: int, layout: PayloadLayout) -> None:
         """Step ``step`` was sent into ``slot``."""
         self._sent[id(slot)] = (layout.kind.label, step, layout)
 
+    @contextmanager
+    def reading(self, step: int | None) -> Iterator[None]:
+        """The block receives ``step`` (``None``: whatever its slots were sent last)."""
+        self._expected = step
+        before = self._judged
+        try:
+            yield
+        except StalePayload as error:
+            if self._judged == before:
+                # read through an entry whose slot was sent again since
+                seen = self.observations.setdefault(("stale", 0), Observation(0))
+                seen.tag_caught = True
+                self._judge(seen, (), str(error))
+        finally:
+            self._expected = None
+
     def _of(self, slot: PinnedSlot) -> Observation | None:
         found = self._sent.get(id(slot))
         if found is None:
             return None
-        return self.observations.setdefault(found[:2], Observation(found[1]))
+        step = found[1] if self._expected is None else self._expected
+        return self.observations.setdefault((found[0], step), Observation(step))
 
     def tags_read(self, slot: PinnedSlot, layout: PayloadLayout) -> None:
         """The host has read the tags of ``slot``, now."""
@@ -88,6 +108,7 @@ class Watch:
                 self._judge(seen, seen.values, f"{wrong[0]:g} in place of {expected}")
 
     def _judge(self, seen: Observation, values: tuple[float, ...], what: str) -> None:
+        self._judged += 1
         seen.foreign = True
         seen.guard_caught |= any(value not in LEGAL_COUNTS for value in values)
         if isinstance(self.device, ExploredDevice):
