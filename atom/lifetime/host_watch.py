@@ -25,10 +25,10 @@ _MISSING = object()
 
 def reach(tensor: Tensor) -> tuple[int, View]:
     """Bytes from a view's first to past its last element, and the view."""
-    size = tensor.element_size()
-    shape = tuple(tensor.shape)
+    size = tensor.itemsize
+    shape = tensor.shape
     if tensor.is_contiguous():
-        return tensor.numel() * size, View(tensor.dtype, shape, size)
+        return tensor.nbytes, View(tensor.dtype, shape, size)
     if tensor.numel() == 0:
         return 0, View(tensor.dtype, shape, size)
     strides = tensor.stride()
@@ -58,8 +58,10 @@ class HostWatch:
 
     def touched(self, tensor: Tensor, write: bool, operation: str) -> None:
         """A CPU operation reads or writes ``tensor`` now."""
+        if tensor.device.type != "cpu" or tensor.numel() == 0:
+            return
         block = self._find(tensor)
-        if block is None or tensor.numel() == 0:
+        if block is None:
             return
         nbytes, view = reach(tensor)
         lo = tensor.data_ptr()

@@ -9,6 +9,7 @@ collected.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class TorchFront:
         self.plans: dict[Any, Plan | None] = {}
         #: accesses of the graph that is being captured
         self.captured: list[tuple[Block, int, int, bool, str, Any]] | None = None
+        self._wrappers: dict[type, bool] = {}
         self._unsized: set[int] = set()
         self._pinned: dict[int, Any] = {}
         self._callbacks: list[tuple[Any, Callable[..., None]]] = []
@@ -60,6 +62,7 @@ class TorchFront:
             registry.add_callback(callback)
             self._callbacks.append((registry, callback))
         self.layer.activate()
+        skip_compiler()
 
     def stop(self) -> None:
         """Take the callbacks back."""
@@ -165,12 +168,33 @@ class TorchFront:
             block = self.monitor.allocate(base, storage.nbytes(), None, pinned=True)
         return block
 
-    def begin(self, tensors: list[tuple[Tensor, str, bool]]) -> tuple[int, int]:
-        """Stream and number of an operation on these tensors."""
-        index = next(tensor.get_device() for tensor, _, _ in tensors if self.is_device(tensor))
-        stream = self.layer.current_stream(max(index, 0))
-        number = 0 if self.captured is not None else self.monitor.submit(stream)
-        return stream, number
+    def tensors_of(
+        self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[tuple[Tensor, bool]], Tensor | None]:
+        """The tensors of a call, each with whether it is written; the first on a device."""
+        found = []
+        first = None
+        is_device = self.is_device
+        given = len(args)
+        for position, name, write in plan.arguments:
+            value = args[position] if position < given else kwargs.get(name)
+            if isinstance(value, Tensor):
+                found.append((value, write))
+                if first is None and is_device(value):
+                    first = value
+            elif isinstance(value, (list, tuple)):
+                for item in value:
+                    if isinstance(item, Tensor):
+                        found.append((item, write))
+                        if first is None and is_device(item):
+                            first = item
+        return found, first
+
+    def begin(self, tensor: Tensor) -> tuple[int, int]:
+        """Stream and number of an operation on the device of ``tensor``."""
+        index = tensor.get_device()
+        stream = self.layer.current_stream(index if index > 0 else 0)
+        return stream, 0 if self.captured is not None else self.monitor.submit(stream)
 
     def touch(
         self,
@@ -218,6 +242,15 @@ class TorchFront:
         """The host has waited for ``stream``."""
         self.monitor.order.observe_stream(stream)
 
+    def dispatches_itself(self, kind: type) -> bool:
+        """Whether a tensor class takes its operations apart by itself."""
+        known = self._wrappers.get(kind)
+        if known is None:
+            own = getattr(kind, "__torch_dispatch__", None)
+            known = own is not None and own is not torch._C._disabled_torch_dispatch_impl
+            self._wrappers[kind] = known
+        return known
+
     def mode(self) -> WatchMode:
         """A dispatch mode for one thread."""
         return WatchMode(self)
@@ -225,6 +258,11 @@ class TorchFront:
 
 class WatchMode(TorchDispatchMode):
     """Sees every operation of the threads that enter it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap each call at several microseconds; skip_compiler does it once
+        return False
 
     def __init__(self, front: TorchFront) -> None:
         super().__init__()
@@ -234,7 +272,7 @@ class WatchMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if types and any(map(_dispatches_itself, types)):
+        if types and any(map(self._front.dispatches_itself, types)):
             # a wrapper takes its operation apart; its parts come here
             return NotImplemented
         front = self._front
@@ -253,22 +291,22 @@ class WatchMode(TorchDispatchMode):
                     front.layer.stream_key(args[1]),
                 )
             return func(*args, **kwargs)
-        tensors = _tensors_of(plan, args, kwargs)
-        is_device = front.is_device
-        on_device = any(is_device(entry[0]) for entry in tensors)
-        if not on_device:
+        tensors, first = front.tensors_of(plan, args, kwargs)
+        if first is None:
             if front.monitor.pinned:
-                for tensor, _, write in tensors:
-                    if not is_device(tensor) and tensor.device.type == "cpu":
-                        front.host.touched(tensor, write, plan.name)
+                for tensor, write in tensors:
+                    front.host.touched(tensor, write, plan.name)
             out = func(*args, **kwargs)
             if plan.has_output:
                 self._made(plan, out)
             return out
-        stream, number = front.begin(tensors)
+        stream, number = front.begin(first)
         out = func(*args, **kwargs)
         site = here(1 if stream <= 0 else CALLERS)
-        front.do(self._happened, plan, tensors, args, kwargs, out, stream, number, site)
+        if plan.copy:
+            front.do(self._copied, plan, tensors, args, kwargs, out, stream, number, site)
+        else:
+            front.do(self._happened, plan, tensors, out, stream, number, site)
         return out
 
     def _made(self, plan: Plan, out: Any) -> None:
@@ -277,7 +315,7 @@ class WatchMode(TorchDispatchMode):
         for tensor in _outputs(out):
             if front.is_device(tensor) and tensor.numel():
                 if plan.writes_output:
-                    stream, number = front.begin([(tensor, "", True)])
+                    stream, number = front.begin(tensor)
                     front.do(front.touch, tensor, True, stream, number, plan.name, here())
                 else:
                     front.do(front.adopt, tensor)
@@ -285,7 +323,38 @@ class WatchMode(TorchDispatchMode):
     def _happened(
         self,
         plan: Plan,
-        tensors: list[tuple[Tensor, str, bool]],
+        tensors: list[tuple[Tensor, bool]],
+        out: Any,
+        stream: int,
+        number: int,
+        site: RawSite,
+        copy: bool = False,
+    ) -> None:
+        front = self._front
+        touch, is_device, name = front.touch, front.is_device, plan.name
+        for tensor, write in tensors:
+            if is_device(tensor):
+                touch(tensor, write, stream, number, name, site, copy)
+            elif front.monitor.pinned:
+                # the host reads it while it launches
+                front.host.touched(tensor, write, name)
+        if plan.has_output:
+            starts = [tensor.data_ptr() for tensor, _ in tensors]
+            for tensor in _outputs(out):
+                # some operators return a view and do not say so
+                if tensor.data_ptr() in starts or not is_device(tensor):
+                    continue
+                if plan.writes_output:
+                    touch(tensor, True, stream, number, name, site, copy)
+                elif tensor.numel():
+                    front.adopt(tensor)
+        if plan.synchronous and front.captured is None:
+            front.observe_stream(stream)
+
+    def _copied(
+        self,
+        plan: Plan,
+        tensors: list[tuple[Tensor, bool]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
@@ -294,61 +363,27 @@ class WatchMode(TorchDispatchMode):
         site: RawSite,
     ) -> None:
         front = self._front
-        touch = front.touch
-        is_device = front.is_device
-        name = plan.name
         outputs = _outputs(out) if plan.has_output else []
-        copy = False
-        blocking = plan.synchronous
-        if plan.copy:
-            everything = [entry[0] for entry in tensors] + outputs
-            copy = any(not is_device(tensor) for tensor in everything)
-            asynchronous = bool(kwargs.get("non_blocking", False))
-            if 0 <= plan.non_blocking < len(args):
-                asynchronous = bool(args[plan.non_blocking])
-            if copy:
-                target = outputs[0] if outputs else tensors[0][0]
-                # a copy into pageable memory has ended when the call returns
-                to_pageable = not is_device(target) and not front.layer.is_pinned(target)
-                blocking = not asynchronous or to_pageable
-        for tensor, _, write in tensors:
-            if copy and blocking and not is_device(tensor):
-                front.host.touched(tensor, write, name)
-                continue
-            touch(tensor, write, stream, number, name, site, copy)
-        if outputs:
-            bases = {tensor.untyped_storage().data_ptr() for tensor, _, _ in tensors}
-            for tensor in outputs:
-                if not tensor.numel() or tensor.untyped_storage().data_ptr() in bases:
-                    continue
-                if is_device(tensor):
-                    if plan.writes_output:
-                        touch(tensor, True, stream, number, name, site, copy)
-                    else:
-                        front.adopt(tensor)
-                elif copy and not blocking:
-                    touch(tensor, True, stream, number, name, site, copy)
-        if blocking and front.captured is None:
+        everything = [*tensors, *((tensor, True) for tensor in outputs)]
+        if all(front.is_device(tensor) for tensor, _ in everything):
+            self._happened(plan, tensors, out, stream, number, site)
+            return
+        asynchronous = bool(kwargs.get("non_blocking", False))
+        if 0 <= plan.non_blocking < len(args):
+            asynchronous = bool(args[plan.non_blocking])
+        target = outputs[0] if outputs else tensors[0][0]
+        # a copy into pageable memory has ended when the call returns
+        if front.is_device(target) or front.layer.is_pinned(target):
+            waits = not asynchronous
+        else:
+            waits = True
+        for tensor, write in everything:
+            if front.is_device(tensor) or not waits:
+                front.touch(tensor, write, stream, number, plan.name, site, True)
+            else:
+                front.host.touched(tensor, write, plan.name)
+        if waits and front.captured is None:
             front.observe_stream(stream)
-
-
-def _dispatches_itself(kind: type) -> bool:
-    own = getattr(kind, "__torch_dispatch__", None)
-    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
-
-
-def _tensors_of(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[Tensor, str, bool]]:
-    found = []
-    given = len(args)
-    for position, name, write in plan.arguments:
-        value = args[position] if position < given else kwargs.get(name)
-        if isinstance(value, Tensor):
-            found.append((value, name, write))
-        elif isinstance(value, (list, tuple)):
-            found += [(item, name, write) for item in value if isinstance(item, Tensor)]
-    return found
 
 
 def _outputs(out: Any) -> list[Tensor]:
@@ -357,6 +392,21 @@ def _outputs(out: Any) -> list[Tensor]:
     if isinstance(out, (list, tuple)):
         return [item for item in out if isinstance(item, Tensor)]
     return []
+
+
+def skip_compiler() -> None:
+    """Keep torch.compile out of the code of this room."""
+    skip = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if skip is None or not hasattr(skip, "skip_code"):
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith("atom.lifetime."):
+            for found in list(vars(module).values()):
+                members = vars(found).values() if isinstance(found, type) else (found,)
+                for member in members:
+                    code = getattr(member, "__code__", None)
+                    if code is not None and code.co_filename == module.__file__:
+                        skip.skip_code(code)
 
 
 def started_threads(make_mode: Callable[[], Any]) -> Callable[..., None]:

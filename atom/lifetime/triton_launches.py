@@ -70,7 +70,7 @@ class TritonLaunches:
             return
         name = getattr(getattr(kernel, "fn", kernel), "__name__", "kernel")
         written = self._writes_of(kernel, name, values)
-        stream, number = front.begin([(value, "", False) for value in tensors.values()])
+        stream, number = front.begin(next(iter(tensors.values())))
         site = here(CALLERS)
         for argument, value in tensors.items():
             write = written is not None and argument in written
