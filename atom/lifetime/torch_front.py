@@ -207,15 +207,30 @@ class TorchFront:
         copy: bool = False,
     ) -> None:
         """An operation on the device reads or writes ``tensor``."""
-        nbytes, view = reach(tensor)
-        if not nbytes:
-            return
         lo = tensor.data_ptr()
         if not lo:
             return
-        block: Block | None
+        block: Block | None = self.monitor.live.get(lo)
+        if (
+            block is not None
+            and not block.inherited
+            and len(block.streams) == 1
+            and self.captured is None
+            and not block.pinned
+            and tensor.is_contiguous()
+        ):
+            # the common case: one stream uses the same view of the same block again
+            known = block.accesses.get((lo, lo + tensor.nbytes, stream, write))
+            if known is not None and known.view.strides is None:
+                known.number, known.site = number, site
+                known.operation, known.copy = operation, copy
+                return
+        nbytes, view = reach(tensor)
+        if not nbytes:
+            return
         if self.is_device(tensor):
-            block = self.device_block(tensor, lo)
+            if block is None or lo in self._unsized:
+                block = self.device_block(tensor, lo)
         else:
             block = self._adopt_pinned(tensor, lo)
         if block is None:
