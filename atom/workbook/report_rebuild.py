@@ -154,7 +154,8 @@ def rebuild(plan: Plan, out: Path, root: Path) -> RunReport:
         # what the other notebooks simulate on the way belongs to this report as well
         own = out.resolve() / "runs"
         own.mkdir(parents=True, exist_ok=True)
-        parameters[_SUMMARY]["records"].append(_relative(own, root))
+        records = parameters[_SUMMARY]["records"]
+        parameters[_SUMMARY]["records"] = [*records, _relative(own, root)]
     specs = execution_order(NOTEBOOKS[stem] for stem in parameters)
     reports = [
         run_notebooks(list(group), json.loads(text), target, root, force=True)
@@ -211,7 +212,7 @@ def _again(
 ) -> dict[str, Any]:
     """Parameters of one notebook that differ from today's defaults, and its records."""
     spec: NotebookSpec = NOTEBOOKS[stem]
-    defaults = json.loads(spec.settings(profile="ci").model_dump_json())
+    defaults = json.loads(spec.settings.parse({}).model_dump_json())
     values = {
         name: value
         for name, value in result["settings"].items()
