@@ -261,6 +261,31 @@ class RaceMicrobenchmarkSettings(NotebookSettings, RaceSettings):
         return RaceSettings(**{**values, "device": device})
 
 
+class LifetimeSettings(Settings):
+    """Settings of the source-lifetime experiment; see ``benchmarks.source_lifetime``."""
+
+    device: DeviceChoice = DeviceChoice.VIRTUAL
+    """virtual (no GPU needed) or accelerator (CUDA or HIP)."""
+
+    device_profile: str = Field("MI355X", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Profile of the virtual device; ignored on an accelerator."""
+
+    trials: int = Field(50, ge=1, le=100_000)
+    """Trials of each path, protocol and arm."""
+
+    park_seconds: float = Field(0.01, gt=0, le=1)
+    """Length of the spin kernel that parks the copy stream; longer than a trial's host calls."""
+
+    paths: tuple[str, ...] = ()
+    """Paths to run, by name; empty runs all seven and the graph-output arm."""
+
+    protocols: tuple[CopyProtocol, ...] = ()
+    """Protocols to run; empty runs all five."""
+
+    seed: int = Field(42, ge=0, le=2**32 - 1)
+    """Seed of the virtual device's jitter."""
+
+
 class SummarySettings(NotebookSettings):
     """Parameters of notebook 00."""
 

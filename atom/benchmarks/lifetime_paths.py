@@ -20,7 +20,7 @@ from atom.device.interface import Device, Kernel, Stream
 from atom.errors import DeviceError
 from atom.model_engine.output_transfer import TokenIDProcessor, UnpatchedWarning
 from atom.spec_decode.dspark_verify import EllRing
-from atom.transfer.payload import Payload
+from atom.transfer.payload import Payload, PayloadLayout
 from atom.transfer.pinned_ring import PinnedSlot
 
 BATCH = 32
@@ -131,6 +131,24 @@ def own_queue_stream(device: Device, seconds: float = PARK_SECONDS) -> Stream:
     )
 
 
+#: what a prefill step's metadata holds: its token budget
+PREFILL_VALUE = 16384
+
+
+def write_metadata(device: Device, layout: PayloadLayout) -> Tensor:
+    """A following prefill's metadata: a tensor as large as such a payload, all of it written.
+
+    Values are the token budget, as the log showed.
+    """
+    fill = PREFILL_VALUE
+    if layout.dtype.itemsize == 4:
+        # both halves of a word
+        fill = PREFILL_VALUE << 32 | PREFILL_VALUE
+    metadata = device.empty((layout.total_bytes // 8,), torch.int64)
+    device.launch(FILL, (), (metadata,), scalars=(fill,))
+    return metadata
+
+
 def value_of(step: int) -> int:
     """What a step writes everywhere: 1 to 3, legal for a count, other than its neighbours'."""
     return 1 + step % 3
@@ -197,6 +215,10 @@ class TransferPath:
         """Where the transfer that was sent last lands."""
         raise NotImplementedError
 
+    def sent_slots(self, payload: Payload) -> list[tuple[PinnedSlot, PayloadLayout]]:
+        """Where everything of ``payload``'s transfer lands, which was sent last."""
+        return [(self.sent_slot(), payload.layout)]
+
     def drain(self) -> None:
         """Wait for what is queued and forget it."""
         self.processor.clean()
@@ -204,6 +226,10 @@ class TransferPath:
     def live(self) -> int:
         """Payloads that the code keeps alive."""
         return self.processor.live_sources()
+
+    def value_of(self, step: int) -> int:
+        """What a step writes everywhere."""
+        return value_of(step)
 
     def produce(self, payload: Payload, value: int) -> None:
         """What a step's kernels do: fill, then stamp."""
@@ -213,7 +239,7 @@ class TransferPath:
     def step(self, step: int) -> Payload:
         """A filled and stamped payload."""
         payload = self.new(step)
-        self.produce(payload, value_of(step))
+        self.produce(payload, self.value_of(step))
         return payload
 
     def park(self, seconds: float = PARK_SECONDS) -> None:
@@ -302,15 +328,28 @@ class Logprobs(TokenIds):
         self.kept: list[Payload] = []
 
     def new(self, step: int) -> Payload:
+        """Logprobs, and the ids that they travel with."""
+        payload = self.processor.new_logprobs(step, (self.batch, 5))
+        self.kept.append(self.processor.new_token_ids(step, (self.batch,)))
+        return payload
+
+    def step(self, step: int) -> Payload:
         """See :class:`TransferPath`."""
-        return self.processor.new_logprobs(step, (self.batch, 5))
+        payload = self.new(step)
+        self.produce(self.kept[-1], self.value_of(step))
+        self.produce(payload, self.value_of(step))
+        return payload
 
     def send(self, payload: Payload) -> None:
         """See :class:`TransferPath`."""
-        ids = self.processor.new_token_ids(payload.step, (self.batch,))
-        self.produce(ids, value_of(payload.step))
-        self.kept.append(ids)
+        ids = next(ids for ids in self.kept if ids.step == payload.step)
         self.processor.send_to_cpu_async(ids, payload)
+
+    def sent_slots(self, payload: Payload) -> list[tuple[PinnedSlot, PayloadLayout]]:
+        """The ids' slot as well."""
+        entry = self.processor.cpu_tensor_handle[-1]
+        layouts = [layout for layout, _ in entry.expected]
+        return list(zip(entry.cpu_tensors, layouts, strict=True))
 
     def receive(self) -> list[int]:
         """See :class:`TransferPath`."""

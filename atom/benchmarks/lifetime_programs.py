@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from atom.benchmarks.lifetime_paths import (
-    FILL,
     DraftIds,
     EllOneOff,
     EllSlot,
@@ -26,6 +24,7 @@ from atom.benchmarks.lifetime_paths import (
     SpecStatus,
     TokenIds,
     TransferPath,
+    write_metadata,
 )
 from atom.benchmarks.lifetime_watch import Watch, section, watching
 from atom.config import CopyProtocol
@@ -35,8 +34,6 @@ from atom.transfer.payload import Payload
 from atom.transfer.pinned_ring import PinnedSlot
 
 BATCH = 4
-#: what a prefill step's metadata holds: its token budget
-PREFILL_VALUE = 16384
 MAY_WAIT = frozenset({"receive", "drain", "clean", "ell"})
 _RING = 2
 
@@ -155,30 +152,24 @@ class _Run:
             max_slots=slots,
         )
 
-    def send(self, path: TransferPath, payload: Payload) -> PinnedSlot:
+    def send(self, path: TransferPath, payload: Payload) -> list[PinnedSlot]:
         """Send, and tell the watch where it goes. The caller drops the payload."""
         self.blocks.append(weakref.ref(payload.raw))
         with section(self.device, "send"):
             path.send(payload)
-        slot = path.sent_slot()
-        self.watch.sent(slot, payload.step, payload.layout)
-        return slot
+        slots = []
+        for slot, layout in path.sent_slots(payload):
+            self.watch.sent(slot, payload.step, layout)
+            slots.append(slot)
+        return slots
 
     def follow(self, path: TransferPath, step: int) -> None:
         """The following step allocates and writes."""
         if self.program.following is Following.PAYLOAD:
             self.following.append(path.step(step))
             return
-        probe = path.new(step)
-        nbytes = probe.layout.total_bytes
-        del probe
-        metadata = self.device.empty((nbytes // 8,), torch.int64)
-        fill_with = PREFILL_VALUE
-        if "ids" not in path.kind:
-            # both halves of a word, for 4-byte counts
-            fill_with = PREFILL_VALUE << 32 | PREFILL_VALUE
-        self.device.launch(FILL, (), (metadata,), scalars=(fill_with,))
-        self.following.append(metadata)
+        layout = path.new(step).layout
+        self.following.append(write_metadata(self.device, layout))
 
     def released(self, paths: list[TransferPath]) -> None:
         """After a drain nothing may be held."""
@@ -207,7 +198,7 @@ class _Queue(_Run):
         slots: list[PinnedSlot] = []
         for step in range(1, depth + 1):
             payload = path.step(step)
-            slots.append(self.send(path, payload))
+            slots += self.send(path, payload)
             del payload
         if self.program.drain_only:
             self.drain_only(path, slots)
@@ -257,7 +248,7 @@ class _Ell(_Run):
         slots: list[PinnedSlot] = []
         for step in range(1, depth + 1):
             payload = path.step(step)
-            slots.append(self.send(path, payload))
+            slots += self.send(path, payload)
             del payload
         path.ring.record_ell((), None)
         if self.program.forget:
@@ -288,6 +279,7 @@ class _Clean(_Run):
     def run(self) -> None:
         # ids and logprobs go last: waiting for the draft ids' copies does not cover theirs
         status, drafts, logprobs = (self.make(c) for c in (SpecStatus, DraftIds, Logprobs))
+        assert isinstance(logprobs, Logprobs)
         drafts.processor = logprobs.processor = status.processor
         paths = [status, drafts, logprobs]
         depth = self.program.depth
@@ -295,11 +287,12 @@ class _Clean(_Run):
         for step in range(1, depth + 1):
             payloads = [path.step(step) for path in paths]
             for path, payload in zip(paths, payloads, strict=True):
-                slots.append(self.send(path, payload))
+                slots += self.send(path, payload)
             del payload
             payloads.clear()
         with section(self.device, "clean"):
             status.processor.clean()
+        logprobs.kept.clear()
         zero_copy = self.program.protocol is CopyProtocol.ZERO_COPY
         if zero_copy:
             # its slots serve the following step at once: what landed shows now or never

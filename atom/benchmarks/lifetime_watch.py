@@ -58,7 +58,7 @@ class Watch:
     # by identity: a watch must not keep a one-off buffer alive
     _sent: dict[int, tuple[str, int, PayloadLayout]] = field(default_factory=dict)
     _expected: int | None = None
-    _judged: int = 0
+    _judged: list[Observation] = field(default_factory=list)
 
     def sent(self, slot: PinnedSlot, step: int, layout: PayloadLayout) -> None:
         """Step ``step`` was sent into ``slot``."""
@@ -68,15 +68,17 @@ class Watch:
     def reading(self, step: int | None) -> Iterator[None]:
         """The block receives ``step`` (``None``: whatever its slots were sent last)."""
         self._expected = step
-        before = self._judged
+        self._judged = []
         try:
             yield
         except StalePayload as error:
-            if self._judged == before:
+            if not self._judged:
                 # read through an entry whose slot was sent again since
                 seen = self.observations.setdefault(("stale", 0), Observation(0))
-                seen.tag_caught = True
                 self._judge(seen, (), str(error))
+            for seen in self._judged:
+                # one wrong tag stops everything that is received with it
+                seen.tag_caught = True
         finally:
             self._expected = None
 
@@ -108,7 +110,7 @@ class Watch:
                 self._judge(seen, seen.values, f"{wrong[0]:g} in place of {expected}")
 
     def _judge(self, seen: Observation, values: tuple[float, ...], what: str) -> None:
-        self._judged += 1
+        self._judged.append(seen)
         seen.foreign = True
         seen.guard_caught |= any(value not in LEGAL_COUNTS for value in values)
         if isinstance(self.device, ExploredDevice):
