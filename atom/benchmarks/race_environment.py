@@ -136,6 +136,10 @@ FACTS = (
     "power_default_w",
     "sm_clock_mhz",
     "sm_clock_max_mhz",
+    "application_clock_mhz",
+    "application_clock_default_mhz",
+    "clock_limits",
+    "performance_level",
     "memory_clock_mhz",
     "pcie_generation",
     "pcie_generation_max",
@@ -177,7 +181,46 @@ def look_around(kind: DeviceKind, index: int = 0) -> Surroundings:
             f"{others} other process(es) use this GPU: they change what is queued ahead of a copy; "
             "stop them for a figure that you want to compare"
         )
-    return Surroundings(facts, warnings)
+    return Surroundings(facts, [*warnings, *_caps(facts)])
+
+
+def _caps(facts: Mapping[str, Any]) -> list[str]:
+    """Power and clock caps below what the device does by default, in words."""
+    found = []
+    for name, now, default, unit in (
+        ("power cap", facts["power_cap_w"], facts["power_default_w"], "W"),
+        (
+            "application clock",
+            facts["application_clock_mhz"],
+            facts["application_clock_default_mhz"],
+            "MHz",
+        ),
+    ):
+        if now is not None and default is not None and now < default:
+            found.append(f"the {name} is {now:.0f} {unit}, below the default of {default:.0f}")
+    if facts["clock_limits"]:
+        found.append(f"something holds the clocks down: {', '.join(facts['clock_limits'])}")
+    if facts["performance_level"] not in (None, "auto"):
+        found.append(f"the performance level is '{facts['performance_level']}', not 'auto'")
+    return [f"{text}: times, and what is late, differ from a device left alone" for text in found]
+
+
+#: bits of NVML's reasons for a lower clock; an idle device has one too, which says nothing
+_CLOCK_LIMITS = {
+    0x2: "application clock setting",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+
+
+def clock_limits(reasons: int | None) -> list[str] | None:
+    """Names of the bits in NVML's clock event reasons; ``None`` where they cannot be read."""
+    if reasons is None:
+        return None
+    return [name for bit, name in _CLOCK_LIMITS.items() if reasons & bit]
 
 
 def _visible_index(index: int, variables: tuple[str, ...]) -> str:
@@ -217,6 +260,11 @@ def _from_nvml(index: int) -> dict[str, Any]:
             "power_default_w": watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
             "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
+            "application_clock_mhz": ask("nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM),
+            "application_clock_default_mhz": ask(
+                "nvmlDeviceGetDefaultApplicationsClock", pynvml.NVML_CLOCK_SM
+            ),
+            "clock_limits": clock_limits(ask("nvmlDeviceGetCurrentClocksThrottleReasons")),
             "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
             "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
             "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -280,7 +328,16 @@ def _from_rocm_smi(index: int) -> dict[str, Any]:
         return {}
     name = _visible_index(index, ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))
     answer = _output(
-        ["rocm-smi", "-d", name, "--showmaxpower", "--showclocks", "--showbus", "--json"]
+        [
+            "rocm-smi",
+            "-d",
+            name,
+            "--showmaxpower",
+            "--showclocks",
+            "--showbus",
+            "--showperflevel",
+            "--json",
+        ]
     )
     found = parse_rocm_smi(answer)
     processes = json.loads(_output(["rocm-smi", "--showpids", "--json"]) or "{}")
@@ -306,6 +363,8 @@ def parse_rocm_smi(text: str) -> dict[str, Any]:
             found["sm_clock_mhz"] = int(float(number))
         elif "mclk" in words and "speed" in words and number:
             found["memory_clock_mhz"] = int(float(number))
+        elif "performance level" in words:
+            found["performance_level"] = str(value).strip().lower()
         elif "pci bus" in words:
             found["pci_address"] = str(value)
     return found

@@ -92,7 +92,11 @@ class TerminalProgress:
         now = time.monotonic()
         if now - self._last_line >= _LINE_SECONDS:
             self._last_line = now
-            self.note(f"{self._done} of {self._total} trials after {now - self._began:.0f} s")
+            spent = now - self._began
+            left = spent * (self._total - self._done) / max(1, self._done)
+            self.note(
+                f"{self._done} of {self._total} trials after {spent:.0f} s, about {left:.0f} s left"
+            )
 
     def note(self, text: str) -> None:
         """See :class:`SweepProgress`."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from pydantic import BaseModel
 
 from atom.benchmarks.race import (
@@ -24,16 +23,15 @@ from atom.benchmarks.race import (
     measure,
 )
 from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
-from atom.benchmarks.race_plan import Job, build_arms, build_jobs, estimate_seconds, quick
-from atom.benchmarks.race_plan import trial_seconds as planned_trial_seconds
+from atom.benchmarks.race_plan import build_jobs, estimate_seconds, quick
 from atom.config import DeviceChoice, RaceSettings
 from atom.device.interface import DeviceProperties
 from atom.errors import BadInput, DeviceError
 from atom.workbook.parameters import read_given
 from atom.workbook.provenance import collect_provenance
-from atom.workbook.race_analysis import summarise
 from atom.workbook.records import Run, load_run
 from atom.workbook.run_writer import RunWriter, read_provenance
+from atom.workbook.sweep_output import plan_json, plan_text, result_json, result_text
 from atom.workbook.sweep_progress import NoProgress, SweepProgress, TerminalProgress
 from atom.workbook.tables import shown_path
 
@@ -236,6 +234,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", default=DEFAULT_ROOT, metavar="DIR", help=f"folder of runs ({DEFAULT_ROOT})"
     )
     parser.add_argument("--resume", metavar="DIR", help="continue this unfinished run")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of text")
 
 
 def settings_from(arguments: argparse.Namespace) -> RaceSettings:
@@ -284,7 +283,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings = settings_from(arguments)
     if arguments.dry_run:
-        print(plan_text(settings, build_jobs(settings)))
+        _name_what_spoils(settings)
+        show = plan_json if arguments.json else plan_text
+        print(show(settings, build_jobs(settings)))
         return 0
     progress = TerminalProgress()
     try:
@@ -303,9 +304,12 @@ def run(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
         return INTERRUPTED
-    print(result_text(result.run.tables["trials"]))
     shown = shown_path(result.run.path)
-    print(f"\n{result.run.provenance.evidence} on {result.run.provenance.device}: {shown}")
+    if arguments.json:
+        print(result_json(result.run, result.failures))
+    else:
+        print(result_text(result.run.tables["trials"]))
+        print(f"\n{result.run.provenance.evidence} on {result.run.provenance.device}: {shown}")
     if result.failures:
         print(
             f"{len(result.failures)} process(es) failed and do not count; run them again with: "
@@ -314,6 +318,20 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return DeviceError.exit_code
     return 0
+
+
+def _name_what_spoils(settings: RaceSettings) -> None:
+    """Say on standard error, before a sweep is planned, what it would refuse or warn of here."""
+    if settings.device is DeviceChoice.VIRTUAL:
+        return
+    try:
+        refuse_hiding_settings(os.environ)
+        _refuse_no_accelerator()
+    except (BadInput, DeviceError) as error:
+        print(f"the sweep would be refused: {error}", file=sys.stderr)
+        return
+    for warning in look_around(accelerator_kind(settings)).warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 @contextmanager
@@ -333,38 +351,3 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def plan_text(settings: RaceSettings, jobs: Sequence[Job]) -> str:
-    """The arms with trials and seconds, and the whole sweep's expected time."""
-    arms = build_arms(settings)
-    lines = [f"{'arm':58} {'trials':>14} {'seconds':>8}"]
-    for arm in arms:
-        total = arm.trials * settings.processes
-        seconds = (total + settings.processes * (arm.traced + 1)) * planned_trial_seconds(
-            arm, settings
-        )
-        count = f"{settings.processes} x {arm.trials}"
-        lines.append(f"{arm.name:58} {count:>14} {seconds:8.1f}")
-    trials = sum(arm.trials for arm in arms) * settings.processes
-    seconds = estimate_seconds(jobs, settings)
-    lines.append(
-        f"{len(arms)} arms, {len(jobs)} processes, {trials} trials on "
-        f"{settings.device.value}: about {seconds:.0f} s"
-    )
-    return "\n".join(lines)
-
-
-def result_text(trials: pd.DataFrame) -> str:
-    """The closing table: arm, stale of trials, 95% interval clustered by process, processes."""
-    if trials.empty:
-        return "no process finished: nothing to show"
-    lines = [f"{'arm':58} {'stale/trials':>12} {'95% interval':>18} {'processes':>9}"]
-    for row in summarise(trials).sort_values(["grid", "arm"]).itertuples():
-        interval = f"[{row.low:.1%}, {row.high:.1%}]"
-        count = f"{row.stale}/{row.trials}"
-        hit = f"{row.processes_hit}/{row.processes}"
-        lines.append(f"{row.arm:58} {count:>12} {interval:>18} {hit:>9}")
-    lines.append("processes: those with a stale trial, of all. 0 stale is no proof of safety:")
-    lines.append("read the interval's upper end.")
-    return "\n".join(lines)
