@@ -118,6 +118,8 @@ def own_queue_stream(device: Device, seconds: float = PARK_SECONDS) -> Stream:
         stream = device.new_stream()
         device.synchronize()
         device.spin(seconds, stream=stream)
+        # an event of an idle stream is done at once and would tell nothing
+        device.spin(1e-6)
         marker = device.new_event()
         marker.record(device.default_stream)
         marker.synchronize()
