@@ -244,5 +244,7 @@ def test_print_holds_the_ledger_and_no_controls(browser: Browser, report: Path) 
         hidden = "['.filter', 'header'].map(s => document.querySelector(s).checkVisibility())"
         assert browser.value(hidden) == [False, False]
         assert browser.value("document.documentElement.scrollWidth") <= 718
+        side_by_side = "(cells => cells[1].getBoundingClientRect().left > 20)"
+        assert browser.value(f"{side_by_side}(document.querySelectorAll('.ledger td'))")
     finally:
         browser.call("Emulation.setEmulatedMedia", media="")
