@@ -89,7 +89,10 @@ An accepted verdict is the one in the latest results; later runs fail if they do
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (0, 1, 2, 3; 130 when interrupted)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = build_parser(with_sweep=words[:1] == ["sweep"]).parse_args(words)
+    parser = build_parser(
+        with_sweep=words[:1] == ["sweep"], with_lifetime=words[:1] == ["lifetime"]
+    )
+    options = parser.parse_args(words)
     try:
         return int(options.run(options))
     except AtomError as error:
@@ -104,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def build_parser(*, with_sweep: bool = True) -> argparse.ArgumentParser:
-    """The command line. The options of ``sweep`` come from a module that takes time to load."""
+def build_parser(*, with_sweep: bool = True, with_lifetime: bool = True) -> argparse.ArgumentParser:
+    """The command line. Options of ``sweep`` and ``lifetime`` come from modules slow to load."""
     parser = _parser(None, "python -m atom", __doc__ or "", _EPILOG)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_run(commands)
@@ -113,6 +116,7 @@ def build_parser(*, with_sweep: bool = True) -> argparse.ArgumentParser:
     _add_report(commands)
     _add_compare(commands)
     _add_records(commands)
+    _add_lifetime(commands, with_lifetime)
     devices = _parser(commands, "devices", "list the devices of this machine", _DEVICES_EPILOG)
     _add_json(devices)
     devices.set_defaults(run=_devices)
@@ -184,6 +188,16 @@ def _add_sweep(commands: _Commands, with_options: bool) -> None:
 
         sweeps.add_arguments(sweep)
         sweep.set_defaults(run=sweeps.run)
+
+
+def _add_lifetime(commands: _Commands, with_options: bool) -> None:
+    about = "explore every interleaving of the transfers, or watch a program's sources"
+    lifetime = _parser(commands, "lifetime", about, "")
+    if with_options:
+        from atom.workbook import lifetime_cli
+
+        lifetime_cli.add_arguments(lifetime)
+        lifetime.set_defaults(run=lifetime_cli.run)
 
 
 def _add_report(commands: _Commands) -> None:
