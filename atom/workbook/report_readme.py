@@ -5,22 +5,35 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atom.workbook.claims import Verdict
 from atom.workbook.notebooks import NOTEBOOKS
 from atom.workbook.report_manifest import read_notebook, write_manifest
 from atom.workbook.results import VERDICT_ORDER, count_verdicts, write_atomically
 
 if TYPE_CHECKING:
     from atom.workbook.site import Report
+    from atom.workbook.site_ledger import LedgerRow
 
 FIGURES_FOLDER = "figures"
 #: enough for flat colours with soft edges, at about a third of the bytes
 _COLOURS = 96
 _LONGEST_DETAIL = 160
+_COLUMNS = (
+    "claim",
+    "what is claimed",
+    "published",
+    "with",
+    "verdict",
+    "evidence",
+    "found here",
+    "machine",
+    "settled in",
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +44,14 @@ class Picture:
         stem: its notebook.
         name: file name below the figures' folder.
         caption: what it shows.
+        origin: its kind of evidence and what made its numbers.
         content: PNG.
     """
 
     stem: str
     name: str
     caption: str
+    origin: str
     content: bytes
 
 
@@ -54,7 +69,11 @@ def write_readme(report: Report) -> Path:
     Raises:
         BadInput: an executed notebook that cannot be read.
     """
-    pictures = [picture for stem in report.pages for picture in key_figures(report.folder, stem)]
+    pictures = [
+        picture
+        for stem in report.pages
+        for picture in key_figures(report.folder, stem, report.results.get(stem, {}))
+    ]
     folder = report.folder / FIGURES_FOLDER
     folder.mkdir(exist_ok=True)
     for old in set(folder.glob("*.png")) - {folder / picture.name for picture in pictures}:
@@ -67,8 +86,18 @@ def write_readme(report: Report) -> Path:
     return path
 
 
-def key_figures(folder: Path, stem: str) -> Iterator[Picture]:
-    """The figures of an executed notebook that its entry in the registry names."""
+def key_figures(folder: Path, stem: str, result: Mapping[str, Any]) -> Iterator[Picture]:
+    """The figures of an executed notebook that its entry in the registry names.
+
+    Args:
+        folder: report folder.
+        stem: the notebook.
+        result: its result, which knows each figure's kind of evidence by its caption.
+    """
+    origins = {
+        one["caption"]: ", ".join(filter(None, (one["evidence"], one["source"])))
+        for one in result.get("figures", ())
+    }
     found = [
         (output["data"]["image/png"], output.get("metadata", {}).get("image/png", {}).get("alt"))
         for cell in read_notebook(folder / f"{stem}.ipynb")["cells"]
@@ -80,7 +109,8 @@ def key_figures(folder: Path, stem: str) -> Iterator[Picture]:
             encoded, caption = found[position]
             content = base64.b64decode("".join(encoded))
             name = f"{stem}-{position + 1}.png"
-            yield Picture(stem, name, caption or NOTEBOOKS[stem].title, smaller(content))
+            words = caption or NOTEBOOKS[stem].title
+            yield Picture(stem, name, words, origins.get(words, ""), smaller(content))
 
 
 def smaller(content: bytes) -> bytes:
@@ -114,18 +144,19 @@ def _lines(report: Report, pictures: Sequence[Picture]) -> Iterator[str]:
         "published numbers alone). A claim has at most one verdict for each kind."
     )
     yield ""
-    yield from _table(("", ""), run_facts(report.profile, report.results).items())
+    counts = count_verdicts({"verdict": row.settled.verdict} for row in report.rows)
     yield "## Notebooks"
     yield ""
     yield from _table(("notebook", "state", "verdicts"), _notebooks(report))
-    counts = count_verdicts({"verdict": row.settled.verdict} for row in report.rows)
     yield "## Key figures"
     yield ""
     for picture in pictures:
         spec = NOTEBOOKS[picture.stem]
         yield f"![{_alternative(picture.caption)}]({FIGURES_FOLDER}/{picture.name})"
         yield ""
-        yield f"*{_cell(picture.caption)}* ([{spec.number} {spec.title}]({spec.stem}.ipynb))"
+        origin = f"**{_cell(picture.origin)}**: " if picture.origin else ""
+        link = f"[{spec.number} {spec.title}]({spec.stem}.ipynb)"
+        yield f"{origin}{_cell(picture.caption)} ({link})"
         yield ""
     yield "## Ledger"
     yield ""
@@ -134,8 +165,18 @@ def _lines(report: Report, pictures: Sequence[Picture]) -> Iterator[str]:
     )
     yield f"{len(report.rows)} rows, one a claim and kind of evidence: {said}."
     yield ""
-    columns = ("claim", "what is claimed", "published", "with", "verdict", "evidence", "found here")
-    yield from _table((*columns, "machine", "settled in"), _ledger(report))
+    settled = [row for row in report.rows if row.settled.verdict is not Verdict.NOT_RUN]
+    rest = [row for row in report.rows if row.settled.verdict is Verdict.NOT_RUN]
+    seen: set[str] = set()
+    yield from _table(_COLUMNS, _ledger(settled, seen))
+    yield "<details><summary>What is not run, and why</summary>"
+    yield ""
+    yield from _table(_COLUMNS, _ledger(rest, seen))
+    yield "</details>"
+    yield ""
+    yield "## This run"
+    yield ""
+    yield from _table(("", ""), run_facts(report.profile, report.results).items())
 
 
 def _notebooks(report: Report) -> Iterator[tuple[str, ...]]:
@@ -150,9 +191,9 @@ def _notebooks(report: Report) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _ledger(report: Report) -> Iterator[tuple[str, ...]]:
-    seen = set()
-    for row in report.rows:
+def _ledger(rows: Iterable[LedgerRow], seen: set[str]) -> Iterator[tuple[str, ...]]:
+    """Rows of the ledger; the first of a claim, by ``seen``, carries the claim's anchor."""
+    for row in rows:
         claim, settled = row.claim, row.settled
         name = _cell(claim.id)
         if claim.id not in seen:
