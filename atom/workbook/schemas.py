@@ -5,11 +5,15 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
+from atom.benchmarks.source_lifetime_rows import LifetimeRow
 from atom.errors import BadInput
+from atom.lifetime.detector_rows import DetectorRow, SlowdownRow
 
 #: experiment -> table -> row model; a run of the experiment has one CSV file a table
 TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "race": {"trials": RaceRow, "timeline": TimelineRow},
+    "detectors": {"detectors": DetectorRow, "slowdown": SlowdownRow},
+    "lifetime": {"trials": LifetimeRow},
 }
 
 

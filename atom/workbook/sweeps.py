@@ -203,7 +203,7 @@ def _refuse_other_device(writer: RunWriter, properties: DeviceProperties) -> Non
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m atom sweep``."""
-    parser.add_argument("experiment", choices=[EXPERIMENT], help="what to sweep")
+    parser.add_argument("experiment", choices=[EXPERIMENT, "lifetime"], help="what to sweep")
     parser.add_argument(
         "--device",
         choices=[choice.value for choice in DeviceChoice],
@@ -281,6 +281,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         BadInput, DeviceError: see :func:`sweep_race`.
     """
+    if arguments.experiment == "lifetime":
+        from atom.workbook import lifetime_runs
+
+        named = arguments.device is not None or any(n == "device" for n, _ in arguments.parameters)
+        return lifetime_runs.sweep(arguments, None if named else _present_device())
     settings = settings_from(arguments)
     if arguments.dry_run:
         _name_what_spoils(settings)
