@@ -38,12 +38,14 @@ class Plan:
         parameters: stem of each notebook to its parameters, ``records`` among them.
         folder: report folder that it starts from; ``None`` for run folders.
         problems: runs that cannot be used, and why.
+        own_runs: the summary reads, beside its records, what the rebuild itself simulates.
     """
 
     profile: str
     parameters: Mapping[str, Mapping[str, Any]]
     folder: Path | None = None
     problems: tuple[str, ...] = field(default=())
+    own_runs: bool = False
 
 
 def make_plan(paths: Sequence[str], root: Path, profile: str | None = None) -> Plan:
@@ -100,7 +102,7 @@ def plan_from_runs(paths: Iterable[Path], root: Path, profile: str | None = None
         ]
         parameters[stem] = {"records": chosen} if chosen else {}
     name = profile or (machines[0] if machines else "ci")
-    return Plan(name, parameters, problems=tuple(problems))
+    return Plan(name, parameters, problems=tuple(problems), own_runs=True)
 
 
 def plan_from_report(folder: Path, root: Path, stems: Iterable[str] = ()) -> Plan:
@@ -130,10 +132,13 @@ def plan_from_report(folder: Path, root: Path, stems: Iterable[str] = ()) -> Pla
         raise BadInput(f"{shown_path(folder)}: results of several profiles: {sorted(profiles)}")
     known = _known_runs(results.values(), root)
     parameters = {stem: _again(stem, result, known, root) for stem, result in results.items()}
-    if _SUMMARY in parameters and results[_SUMMARY]["settings"].get("records"):
-        everything = [name for one in parameters.values() for name in one.get("records", ())]
-        parameters[_SUMMARY]["records"] = list(dict.fromkeys(everything))
-    return Plan(profiles.pop(), parameters, folder)
+    read = results.get(_SUMMARY, {"settings": {}})["settings"].get("records", ())
+    # an executed notebook names its report's folder "report" where that lay outside of the checkout
+    own = [name for name in read if name == "report/runs" or _same(root / name, folder / "runs")]
+    kept = [name for name in read if name not in own and (root / name).exists()]
+    if kept:
+        parameters[_SUMMARY]["records"] = kept
+    return Plan(profiles.pop(), parameters, folder, own_runs=bool(own))
 
 
 def rebuild(plan: Plan, out: Path, root: Path) -> RunReport:
@@ -150,8 +155,7 @@ def rebuild(plan: Plan, out: Path, root: Path) -> RunReport:
     # "ci" stands for the virtual device; the name of the report does not depend on it
     target = ReportTarget(option="ci", profile=plan.profile, folder=out.resolve())
     parameters = {stem: dict(values) for stem, values in plan.parameters.items()}
-    if parameters.get(_SUMMARY, {}).get("records"):
-        # what the other notebooks simulate on the way belongs to this report as well
+    if plan.own_runs and parameters.get(_SUMMARY, {}).get("records"):
         own = out.resolve() / "runs"
         own.mkdir(parents=True, exist_ok=True)
         records = parameters[_SUMMARY]["records"]
@@ -166,6 +170,10 @@ def rebuild(plan: Plan, out: Path, root: Path) -> RunReport:
         tuple(stem for report in reports for stem in report.executed),
         max(report.exit_code for report in reports),
     )
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
 
 
 def _report_of(path: Path) -> Path | None:

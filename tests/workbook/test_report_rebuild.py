@@ -139,6 +139,27 @@ def test_a_report_is_rebuilt_with_its_parameters_on_the_rows_it_cites(tmp_path: 
         make_plan([str(report)], tmp_path)
 
 
+def test_the_summary_keeps_the_records_that_it_read(tmp_path: Path) -> None:
+    report = tmp_path / "reports" / "h200"
+    write_race_report(report, write_run(tmp_path / "data" / "runs"))
+    read = ["data/runs/h200", "reports/h200/runs", "data/gone"]
+    summary = {
+        "profile": "h200",
+        "settings": {"profile": "h200", "records": read, "results": ""},
+        "verdicts": [],
+        "figures": [],
+    }
+    (report / "00_summary.json").write_text(json.dumps(summary))
+    plan = make_plan([str(report)], tmp_path)
+    assert plan.parameters["00_summary"] == {"records": ["data/runs/h200"]}
+    assert plan.own_runs
+    summary["settings"] = {"profile": "h200", "records": [], "results": ""}
+    (report / "00_summary.json").write_text(json.dumps(summary))
+    plan = make_plan([str(report)], tmp_path)
+    assert plan.parameters["00_summary"] == {}
+    assert not plan.own_runs
+
+
 def test_a_rebuild_runs_in_order_on_no_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +180,7 @@ def test_a_rebuild_runs_in_order_on_no_device(
     monkeypatch.setattr(report_rebuild, "run_notebooks", pretend)
     records = {"records": ["data/runs/x"]}
     parameters = {"00_summary": records, "01_fault_arithmetic": {}, _RACE: records}
-    report = rebuild(Plan("h200", parameters), tmp_path / "out", tmp_path)
+    report = rebuild(Plan("h200", parameters, own_runs=True), tmp_path / "out", tmp_path)
     assert [stems for stems, *_ in seen] == [["01_fault_arithmetic"], [_RACE], ["00_summary"]]
     assert seen[1][1:] == (records, "ci", "h200")
     assert seen[2][1] == {"records": ["data/runs/x", "out/runs"]}
