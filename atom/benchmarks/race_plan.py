@@ -11,6 +11,7 @@ allocator PyTorch allocator backend x protocol, behind a bulk store (native: the
 source    a captured graph's static output, with and without the default stream's wait
 cut       the next tensor is smaller than the source, or is written in the middle of the copy
 edge      when the producer's event is recorded and waited for, behind matmuls, by queue setting
+alias     the copy stream is one of the matmul streams, as the 33rd stream of a pool of 32 is
 ========= ===============================================================================
 """
 
@@ -37,18 +38,6 @@ from atom.errors import BadInput
 
 DEFAULT_QUEUES = "default"
 
-#: bandwidth of a bulk device-to-host copy and dense bfloat16 rate: estimates of time only
-STORE_BYTES_PER_SECOND = 55e9
-MATMUL_FLOPS = 7.0e14
-TRIAL_OVERHEAD_SECONDS = 0.5e-3
-#: a pre-warmed worker: context, first matmul, pinned buffers; then its arms' warm-up
-WORKER_START_SECONDS = 2.5
-#: host cost on the virtual device: a trial, and one queued matmul
-VIRTUAL_TRIAL_SECONDS = 0.5e-3
-VIRTUAL_MATMUL_SECONDS = 8e-6
-#: host cost of making and comparing the large payload of the arm that is cut in mid-copy
-CUT_TRIAL_SECONDS = 20e-3
-
 #: trials of an arm between two turns of other arms
 BLOCK_TRIALS = 5
 #: traced trials of an arm in one process
@@ -72,7 +61,7 @@ QUEUE_FRONTS = (
 )
 #: settings at which the source publishes matmul rows: as many trials as it has
 PUBLISHED_QUEUES = (1, 4)
-#: settings of the edge grid, beside the default
+#: settings of the edge and alias grids, beside the default
 EDGE_QUEUES = (1, 4, 32)
 #: requests of the arm that is cut in the middle of its copy: long enough for a write to fall inside
 CUT_BATCH_SIZE = 65536 * 4
@@ -95,6 +84,7 @@ class Arm:
         name: readable and stable, starts with the grid; what ``--only`` patterns match.
         queue_setting: ``default`` or the value of the hardware-queue variable.
         trials: trials in one process.
+        aliased: whether the copy stream is the first matmul stream, and not one of its own.
         traced: how many of a process's arms trials are repeated with timing events.
     """
 
@@ -111,6 +101,7 @@ class Arm:
     batch_size: int = 32
     next_step: NextStep = NextStep.SAME
     producer_edge: ProducerEdge = ProducerEdge.AT_SEND
+    aliased: bool = False
     traced: int = 0
 
 
@@ -156,7 +147,7 @@ def build_arms(settings: RaceSettings) -> list[Arm]:
     arms = [*_main(settings), *_queues(settings), *_batches(settings)]
     if settings.device is DeviceChoice.ACCELERATOR:
         arms += _allocators(settings)
-    arms += [*_sources(settings), *_cuts(settings), *_edges(settings)]
+    arms += [*_sources(settings), *_cuts(settings), *_edges(settings), *_aliases(settings)]
     return select(arms, settings.only)
 
 
@@ -231,40 +222,6 @@ def blocks(job: Job) -> list[tuple[Point, int]]:
             if not left[point]:
                 del left[point]
     return order
-
-
-def trial_seconds(arm: Arm, settings: RaceSettings) -> float:
-    """Expected seconds of one trial, from the bytes and operations that it queues."""
-    matmuls = settings.matmul_streams * settings.matmuls_per_stream
-    if arm.next_step is NextStep.MID_COPY:
-        return CUT_TRIAL_SECONDS + settings.spin_seconds
-    if settings.device is DeviceChoice.VIRTUAL:
-        return VIRTUAL_TRIAL_SECONDS + VIRTUAL_MATMUL_SECONDS * matmuls * (
-            arm.front is Front.MATMUL
-        )
-    store = settings.store_bytes / STORE_BYTES_PER_SECOND
-    front = {
-        Front.NOTHING: 0.0,
-        Front.STORE_ON_COPY_STREAM: store,
-        Front.STORE_ON_OTHER_STREAMS: 2 * store,
-        Front.MATMUL: matmuls * 2 * settings.matmul_size**3 / MATMUL_FLOPS,
-        Front.PACK_AND_STORE: 1.1 * store,
-        Front.SPIN: settings.spin_seconds,
-    }[arm.front]
-    return TRIAL_OVERHEAD_SECONDS + front
-
-
-def estimate_seconds(jobs: Iterable[Job], settings: RaceSettings) -> float:
-    """Expected seconds of a sweep: what the trials move, plus the start of each worker."""
-    start = WORKER_START_SECONDS if settings.device is DeviceChoice.ACCELERATOR else 0.02
-    total = 0.0
-    for job in jobs:
-        total += start
-        for point in job.points:
-            # One untimed warm-up trial a point.
-            trials = point.arm.trials + point.arm.traced + 1
-            total += trials * trial_seconds(point.arm, settings)
-    return total
 
 
 def quick(settings: RaceSettings) -> RaceSettings:
@@ -423,24 +380,38 @@ def _edges(settings: RaceSettings) -> list[Arm]:
 
     A hardware queue that the default stream shares with that work then holds the record back too.
     """
-    default = [DEFAULT_QUEUES, *(str(n) for n in settings.hardware_queues if n in EDGE_QUEUES)]
+    early = (ProducerEdge.RECORDED_FIRST, ProducerEdge.WAITED_FIRST)
+    return [
+        arm
+        for edge in early
+        for arm in _behind_matmuls(settings, "edge", f"{edge.value}/", producer_edge=edge)
+    ]
+
+
+def _aliases(settings: RaceSettings) -> list[Arm]:
+    """PyTorch's pool has 32 streams a priority: one more is the first again, with its work."""
+    return _behind_matmuls(settings, "alias", "", aliased=True)
+
+
+def _behind_matmuls(settings: RaceSettings, grid: str, label: str, **varied: object) -> list[Arm]:
+    """Arms behind matmuls by queue setting and copy path; hold at the default setting alone."""
+    queues = [DEFAULT_QUEUES, *(str(n) for n in settings.hardware_queues if n in EDGE_QUEUES)]
     return [
         Arm(
-            f"edge/{edge.value}/{queues}/{protocol.value}/{path.value}",
-            "edge",
+            f"{grid}/{label}{setting}/{protocol.value}/{path.value}",
+            grid,
             protocol,
             False,
             Front.MATMUL,
             path,
-            _trials(settings, Front.MATMUL, _queue_share(settings, 0, Front.MATMUL)),
-            queue_setting=queues,
+            _trials(settings, Front.MATMUL, 0.8 * _queue_share(settings, 0, Front.MATMUL)),
+            queue_setting=setting,
             batch_size=settings.batch_size,
-            producer_edge=edge,
             traced=min(TRACED_TRIALS, settings.trials) if protocol is CopyProtocol.UNPATCHED else 0,
+            **varied,  # type: ignore[arg-type]
         )
-        for edge in (ProducerEdge.RECORDED_FIRST, ProducerEdge.WAITED_FIRST)
-        for queues in default
+        for setting in queues
         for protocol in (CopyProtocol.UNPATCHED, CopyProtocol.HOLD)
-        if protocol is CopyProtocol.UNPATCHED or queues == DEFAULT_QUEUES
+        if protocol is CopyProtocol.UNPATCHED or setting == DEFAULT_QUEUES
         for path in CopyPath
     ]

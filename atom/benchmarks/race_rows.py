@@ -43,7 +43,8 @@ class RaceRow(BaseModel):
     point_id: str = Field(min_length=1)
     """``<arm>@<process>``: unique within a run."""
     grid: str = Field(min_length=1)
-    """Which comparison the arm belongs to: main, queue, batch, allocator, source, cut, edge."""
+    """Which comparison the arm belongs to: main, queue, batch, allocator, source, cut, edge,
+    alias."""
     arm: str = Field(min_length=1)
     """Readable stable name, starting with the grid."""
     process: int = Field(ge=0)

@@ -101,7 +101,7 @@ class TrialBench:
         self._store_streams = drawn[:STORE_STREAMS]
         self._pack_streams = drawn[STORE_STREAMS : STORE_STREAMS + PACK_STREAMS]
         self._pack: tuple[Tensor, Tensor] | None = None
-        self._queues: dict[tuple[CopyProtocol, CopyPath], SpecStatusQueue] = {}
+        self._queues: dict[tuple[CopyProtocol, CopyPath, bool], SpecStatusQueue] = {}
         self._contents: dict[int, tuple[Tensor, Tensor]] = {}
         self._graphs: dict[int, tuple[Graph, Tensor, Tensor]] = {}
         self._half_copy_seconds: dict[int, float] = {}
@@ -114,6 +114,9 @@ class TrialBench:
         own = getattr(self.copy_stream, "hardware_queue", None)
         default = getattr(self.device.default_stream, "hardware_queue", None)
         return None if own is None or default is None else bool(own == default)
+
+    def _copy_stream(self, arm: Arm) -> Stream:
+        return self._matmul_streams[0] if arm.aliased else self.copy_stream
 
     def sizes(self, arm: Arm) -> tuple[int, int]:
         """Bytes of an arm's source, tags included, and of its next step's tensor."""
@@ -177,6 +180,7 @@ class TrialBench:
         trace: Trace | None,
     ) -> tuple[bool, int, float, float, Bytes, bool]:
         device = self.device
+        copy_stream = self._copy_stream(arm)
         payload = queue.new_verdict(self._step, arm.batch_size)
         source_address = device.address(payload.raw)
         on_device = payload.slot is None
@@ -191,16 +195,16 @@ class TrialBench:
             produced = self._produced
             produced.record(device.default_stream)
             if arm.producer_edge is ProducerEdge.WAITED_FIRST:
-                self.copy_stream.wait_event(produced)
+                copy_stream.wait_event(produced)
         self._queue_front(arm, trace)
-        front_done = self.copy_stream.record_event()
+        front_done = copy_stream.record_event()
         if trace is not None:
-            trace.mark("copy", "copy", self.copy_stream)
+            trace.mark("copy", "copy", copy_stream)
         began = device.host_seconds()
         queue.send(payload, produced)
         send_us = (device.host_seconds() - began) * 1e6
         if trace is not None:
-            trace.mark("copy", "", self.copy_stream)
+            trace.mark("copy", "", copy_stream)
         # The last reference of this function: what lives on is the protocol's business.
         del payload
         tensor = device.empty((following.numel(),), torch.uint8)
@@ -357,11 +361,11 @@ class TrialBench:
         return layout.data(raw)
 
     def _queue(self, arm: Arm) -> SpecStatusQueue:
-        key = (arm.protocol, arm.copy_path)
+        key = (arm.protocol, arm.copy_path, arm.aliased)
         queue = self._queues.get(key)
         if queue is None:
             queue = SpecStatusQueue(
-                self.device, self.copy_stream, arm.protocol, copy_path=arm.copy_path
+                self.device, self._copy_stream(arm), arm.protocol, copy_path=arm.copy_path
             )
             self._queues[key] = queue
         return queue

@@ -205,7 +205,10 @@ def null_arm_difference(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def queue_rates(
-    trials: pd.DataFrame, front: Front | str, edge: ProducerEdge = ProducerEdge.AT_SEND
+    trials: pd.DataFrame,
+    front: Front | str,
+    edge: ProducerEdge = ProducerEdge.AT_SEND,
+    grids: Sequence[str] = ("main", "queue"),
 ) -> pd.DataFrame:
     """Unpatched stale rates by queue setting and copy path.
 
@@ -213,6 +216,7 @@ def queue_rates(
         trials: rows of the trials table.
         front: what is queued in front.
         edge: when the producer's event was queued; the engine does it at the send.
+        grids: whose rows count; ``("edge",)`` for an edge that is early.
 
     Returns:
         queues (text; ``default`` first), copy_path, stale, trials, rate, low, high, processes,
@@ -220,7 +224,7 @@ def queue_rates(
     """
     rows = with_stale(trials)
     rows = rows[
-        rows["grid"].isin(["main", "queue"] if edge is ProducerEdge.AT_SEND else ["edge"])
+        rows["grid"].isin(list(grids))
         & (rows["producer_edge"] == str(edge))
         & (rows["protocol"] == str(CopyProtocol.UNPATCHED))
         & ~rows["is_null"].astype(bool)

@@ -21,11 +21,19 @@ class RaceRuns:
         simulated: a run on the virtual device.
         measured: the most complete finished run on hardware, ``None`` if there is none.
         problems: runs that could not be used, and why.
+        others: more finished runs of the measured run's machine, which may hold other grids.
     """
 
     simulated: Run
     measured: Run | None
     problems: tuple[str, ...]
+    others: tuple[Run, ...] = ()
+
+    def with_grid(self, grid: str) -> Run | None:
+        """The measured run that holds most of a grid's trials; ``None`` if none has any."""
+        runs = ([self.measured] if self.measured is not None else []) + list(self.others)
+        found = [int((run.tables["trials"]["grid"] == grid).sum()) for run in runs]
+        return runs[found.index(max(found))] if any(found) else None
 
 
 def gather_runs(
@@ -82,4 +90,12 @@ def gather_runs(
     )
     if simulated is None:
         simulated = run_race(settings.race(DeviceChoice.VIRTUAL), simulated_root, progress)
-    return RaceRuns(simulated, most_complete(finished), tuple(problems))
+    chosen = most_complete(finished)
+    others = tuple(
+        run
+        for run in finished
+        if chosen is not None
+        and run is not chosen
+        and run.provenance.machine == chosen.provenance.machine
+    )
+    return RaceRuns(simulated, chosen, tuple(problems), others)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from atom.benchmarks.race_plan import Job, build_arms, estimate_seconds, trial_seconds
+from atom.benchmarks.race_estimate import estimate_seconds, trial_seconds
+from atom.benchmarks.race_plan import Job, build_arms
 from atom.config import DeviceChoice, RaceSettings
 from atom.workbook.race_analysis import summarise
 from atom.workbook.records import Run

@@ -23,7 +23,8 @@ from atom.benchmarks.race import (
     measure,
 )
 from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
-from atom.benchmarks.race_plan import build_jobs, estimate_seconds, quick
+from atom.benchmarks.race_estimate import estimate_seconds
+from atom.benchmarks.race_plan import build_jobs, quick
 from atom.config import DeviceChoice, RaceSettings
 from atom.device.interface import DeviceProperties
 from atom.errors import BadInput, DeviceError

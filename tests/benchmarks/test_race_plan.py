@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.benchmarks.race_estimate import estimate_seconds
 from atom.benchmarks.race_plan import (
     BLOCK_TRIALS,
     Job,
     blocks,
     build_arms,
     build_jobs,
-    estimate_seconds,
     quick,
 )
 from atom.benchmarks.race_worker import job_message, read_job
@@ -35,7 +35,7 @@ def test_names_are_unique_and_start_with_their_grid() -> None:
     arms = build_arms(ACCELERATOR)
     assert len({arm.name for arm in arms}) == len(arms)
     assert all(arm.name.startswith(f"{arm.grid}/") for arm in arms)
-    grids = {"main", "queue", "batch", "allocator", "source", "cut", "edge"}
+    grids = {"main", "queue", "batch", "allocator", "source", "cut", "edge", "alias"}
     assert {arm.grid for arm in arms} == grids
 
 

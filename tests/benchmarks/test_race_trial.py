@@ -114,9 +114,11 @@ BASE = Arm(
 )
 
 
-def outcomes(arm: Arm, trials: int = 6, profile: str = "MI355X") -> list[Outcome]:
+def outcomes(
+    arm: Arm, trials: int = 6, profile: str = "MI355X", settings: RaceSettings = SETTINGS
+) -> list[Outcome]:
     """Outcomes of an arm on a fresh virtual device whose copy stream has a queue of its own."""
-    bench = TrialBench(open_device("virtual", profile=profile, seed=3), SETTINGS, seed=3)
+    bench = TrialBench(open_device("virtual", profile=profile, seed=3), settings, seed=3)
     assert bench.shares_default_queue is False
     bench.warm_up(arm)
     return [bench.run(arm).outcome for _ in range(trials)]
@@ -170,6 +172,16 @@ def test_an_early_producer_edge_changes_nothing_on_a_stream_of_its_own(
 ) -> None:
     arm = dataclasses.replace(BASE, producer_edge=edge, protocol=protocol)
     assert outcomes(arm) == [outcome] * 6
+
+
+def test_a_shared_copy_stream_stands_behind_its_other_work() -> None:
+    arm = dataclasses.replace(BASE, front=Front.MATMUL, aliased=True)
+    long = SETTINGS.model_copy(update={"matmul_size": 4096})
+    assert outcomes(arm, profile="H200", settings=long) == [Outcome.OVERWRITTEN] * 6
+    own = dataclasses.replace(arm, aliased=False)
+    assert outcomes(own, profile="H200", settings=long) == [Outcome.CLEAN] * 6
+    held = dataclasses.replace(arm, protocol=CopyProtocol.HOLD)
+    assert outcomes(held, profile="H200", settings=long) == [Outcome.CLEAN] * 6
 
 
 def test_a_producer_edge_queued_first_stands_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
