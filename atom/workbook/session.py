@@ -146,7 +146,10 @@ class Book:
         """Where new run folders go: ``data/runs`` from hardware, else beside the report."""
         if getattr(self.settings, "device", None) == DeviceChoice.ACCELERATOR:
             return Path("data/runs")
-        return self.report_folder / "runs" / self.spec.stem
+        # the runner clears its folder before it executes a notebook again; a session in JupyterLab
+        # or a bare papermill run at the same time must not lose its rows to that
+        ours = REPORT_FOLDER_VARIABLE in os.environ
+        return self.report_folder / ("runs" if ours else ".interactive") / self.spec.stem
 
     def settle(self, claim_id: str, evidence: Evidence | str, **arguments: Any) -> Settled:
         """Judge a claim, show the verdict under an anchor of its own, and keep it.

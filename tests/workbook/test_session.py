@@ -55,7 +55,7 @@ def test_parameters_come_from_the_notebooks_names(book: Book) -> None:
     assert book.settings.bonus == 3
     assert book.settings.conv_width == 4
     assert book.profile == "ci"
-    assert book.runs_folder == Path("reports/ci/runs") / _STEM
+    assert book.runs_folder == Path("reports/ci/.interactive") / _STEM
     race = {"device": "accelerator", "profile": "h200"}
     assert open_notebook("02_race_microbenchmark", race).runs_folder == Path("data/runs")
 
