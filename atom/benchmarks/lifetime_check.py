@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from atom.benchmarks.lifetime_mutants import MUTATIONS, Mutation
-from atom.benchmarks.lifetime_mutations import changed
+from atom.benchmarks.lifetime_mutants import MUTATIONS
+from atom.benchmarks.lifetime_mutations import Mutation, changed
 from atom.benchmarks.lifetime_programs import Following, LifetimeProgram, programs
 from atom.benchmarks.lifetime_watch import Watch
 from atom.benchmarks.source_lifetime_rows import Alone, ExplorationRow, MutationRow

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from atom.benchmarks.lifetime_mutations import Change
+from atom.benchmarks.lifetime_mutations import Change, Mutation
 from atom.benchmarks.lifetime_paths import LifetimePath as Path
-from atom.benchmarks.lifetime_programs import LifetimeProgram
 from atom.config import CopyProtocol as Protocol
 from atom.model_engine.output_transfer import TokenIDProcessor
 from atom.spec_decode import dspark_verify
@@ -21,40 +18,6 @@ from atom.transfer.pinned_ring import PinnedRing
 QUEUES = (Path.SPEC_STATUS, Path.DRAFT_IDS)
 IDS = (Path.SAMPLED_IDS, Path.LOGPROBS)
 ELL = (Path.ELL_SLOT, Path.ELL_ONE_OFF)
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A fault put into the real code.
-
-    Attributes:
-        name: short and stable.
-        edge: the edge or rule that it breaks: a, b, c, or none.
-        what: what the code does then.
-        changes: to the code.
-        paths: paths whose programs should kill it.
-        protocols: protocols to try.
-        options: options of those programs.
-        equivalent: why it changes nothing that can be seen; ``None`` if it must be caught.
-    """
-
-    name: str
-    edge: str
-    what: str
-    changes: tuple[Change, ...]
-    paths: tuple[Path, ...]
-    protocols: tuple[Protocol, ...] = (Protocol.HOLD,)
-    options: tuple[tuple[str, Any], ...] = ()
-    equivalent: str | None = None
-
-    def programs(self, depth: int, **more: Any) -> list[LifetimeProgram]:
-        """Its programs with ``depth`` steps in flight."""
-        options = {**dict(self.options), **more}
-        return [
-            LifetimeProgram(path, protocol, depth, **options)
-            for path in self.paths
-            for protocol in self.protocols
-        ]
 
 
 class _Held(tuple[int, ...]):

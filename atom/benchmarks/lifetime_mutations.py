@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
+from atom.benchmarks.lifetime_paths import LifetimePath
+from atom.benchmarks.lifetime_programs import LifetimeProgram
+from atom.config import CopyProtocol
 from atom.errors import BadInput
 
 
@@ -35,6 +38,40 @@ class Change:
     old: str | None
     new: Any
     names: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault put into the real code.
+
+    Attributes:
+        name: short and stable.
+        edge: the edge or rule that it breaks: a, b, c, or none.
+        what: what the code does then.
+        changes: to the code.
+        paths: paths whose programs should kill it.
+        protocols: protocols to try.
+        options: options of those programs.
+        equivalent: why it changes nothing that can be seen; ``None`` if it must be caught.
+    """
+
+    name: str
+    edge: str
+    what: str
+    changes: tuple[Change, ...]
+    paths: tuple[LifetimePath, ...]
+    protocols: tuple[CopyProtocol, ...] = (CopyProtocol.HOLD,)
+    options: tuple[tuple[str, Any], ...] = ()
+    equivalent: str | None = None
+
+    def programs(self, depth: int, **more: Any) -> list[LifetimeProgram]:
+        """Its programs with ``depth`` steps in flight."""
+        options = {**dict(self.options), **more}
+        return [
+            LifetimeProgram(path, protocol, depth, **options)
+            for path in self.paths
+            for protocol in self.protocols
+        ]
 
 
 @contextmanager

@@ -291,21 +291,19 @@ def _execute(program: Program, guide: Guide) -> tuple[ExploredDevice, Hashable, 
     """Run once. Returns the device, the outcome, and whether it ran to its end."""
     device = ExploredDevice(guide)
     try:
-        result = program(device)
+        try:
+            result = program(device)
+        except NotRepeatable:
+            raise
+        except AtomError as error:
+            kind = ViolationKind.DEADLOCK if isinstance(error, Deadlock) else ViolationKind.ERROR
+            device.fail(kind, f"{type(error).__name__}: {error}")
+            result = ("error", type(error).__name__)
+        device.close()
+        device.run_out()
     except _Asleep:
         device.close()
         return device, None, False
-    except NotRepeatable:
-        raise
-    except Deadlock as error:
-        device.close()
-        device.fail(ViolationKind.DEADLOCK, str(error))
-        result = ("error", "Deadlock")
-    except AtomError as error:
-        device.close()
-        device.fail(ViolationKind.ERROR, f"{type(error).__name__}: {error}")
-        result = ("error", type(error).__name__)
-    device.close()
     return device, result, True
 
 

@@ -21,7 +21,7 @@ from atom.device.pinned_allocator import PinnedBuffer
 from atom.device.profiles import PROFILES, QueueMapping
 from atom.device.virtual import VirtualDevice
 from atom.device.virtual_streams import VirtualEvent, VirtualStream
-from atom.errors import DeviceError
+from atom.errors import AtomError, DeviceError
 from atom.lifetime.explore_trace import (
     HOST,
     NOTHING,
@@ -227,9 +227,7 @@ class ExploredDevice(VirtualDevice):
 
     def _step_until_host(self, needs: Frontier) -> None:
         label, self.doing = self.doing, "host call"
-        while self._unnamed:
-            operation, key = self._unnamed.pop()
-            self._keys[operation.sequence] = key
+        self._name_operations()
         self._progress[HOST] += 1
         while True:
             parts = {part.stream_id: part for part in self.model.ready()}
@@ -244,6 +242,11 @@ class ExploredDevice(VirtualDevice):
                 self.events.append(self._current)
                 return
             self._run_part(parts[process])
+
+    def _name_operations(self) -> None:
+        while self._unnamed:
+            operation, key = self._unnamed.pop()
+            self._keys[operation.sequence] = key
 
     def _run_part(self, part: Part) -> None:
         key = self._keys[part.sequence]
@@ -275,6 +278,16 @@ class ExploredDevice(VirtualDevice):
         self.events.append(event)
         self._progress[part.stream_id] = self._progress.get(part.stream_id, 0) + 1
         self.model.step(part)
+
+    def run_out(self) -> None:
+        """Run what the program left queued: a step that never ran would race with nothing."""
+        self._name_operations()
+        while parts := {part.stream_id: part for part in self.model.ready()}:
+            chosen = self._guide.choose(list(parts), self)
+            try:
+                self._run_part(parts[chosen])
+            except AtomError as error:
+                self.fail("error", f"{type(error).__name__}: {error}")
 
     # -- what is asked
     def polled(self, frontier: Frontier) -> None:
