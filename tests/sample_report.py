@@ -44,7 +44,12 @@ def claims_of(kind: Evidence, notebook: str, number: int) -> list[Claim]:
 def write_notebook(folder: Path, stem: str, settled: list[Settled], *, fell: bool) -> None:
     """An executed notebook with wide outputs, and its result."""
     verdicts = "".join(f'<div id="{one.cell}">{one.claim}</div>' for one in settled)
-    wide = "<table><tr>" + "".join(f"<td>column {n:04d}</td>" for n in range(60)) + "</tr></table>"
+    cells_of_a_row = "".join(f"<td>column {n:04d}</td>" for n in range(60))
+    heads = "".join(f"<th>head {n}</th>" for n in range(60))
+    wide = (
+        f"<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells_of_a_row}</tr></tbody></table>"
+        f"<table><tr>{cells_of_a_row}</tr></table>"
+    )
     outputs = [
         nbformat.v4.new_output("display_data", {"text/html": verdicts}),
         nbformat.v4.new_output(

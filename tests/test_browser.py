@@ -107,6 +107,17 @@ def test_mathematics_is_drawn_by_the_browser_alone(browser: Browser, sample: Pat
     assert "$" not in text
 
 
+def test_a_wide_table_is_stacked_in_a_narrow_window(browser: Browser, sample: Path) -> None:
+    heights = {}
+    for width in (_NARROW, _WIDE):
+        browser.open(sample / "01_fault_arithmetic.html", width=width)
+        heights[width] = browser.value(
+            "[...document.querySelectorAll('.stacked tr')].at(-1).getBoundingClientRect().height"
+        )
+        assert browser.value("document.querySelector('.stacked td').dataset.label") == "head 0"
+    assert heights[_NARROW] > 3 * heights[_WIDE]
+
+
 def test_a_fallen_claim_is_explained(browser: Browser, sample: Path) -> None:
     browser.open(sample / "01_fault_arithmetic.html")
     assert "Every cell of this notebook ran" in browser.value("document.body.innerText")
