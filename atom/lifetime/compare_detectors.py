@@ -3,8 +3,8 @@
 ``python -m atom.lifetime.compare_detectors --device accelerator --out FILE.json``
 
 Detectors: nothing, this project's sanitizer, ``torch.cuda._sanitizer`` by its variable
-``TORCH_CUDA_SANITIZER=1``, and compute-sanitizer's memcheck with PyTorch's cudaMallocAsync backend and
-``--track-stream-ordered-races all``. The programs are those of ``tests/lifetime/scenarios.py``.
+``TORCH_CUDA_SANITIZER=1``, and compute-sanitizer's memcheck with PyTorch's cudaMallocAsync backend
+and ``--track-stream-ordered-races all``. The programs are those of ``tests/lifetime/scenarios.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from atom.errors import BadInput
-from atom.lifetime.detector_rows import Detector, DetectorRow, Result, SlowdownRow
+from atom.lifetime.detector_rows import NOTHING, Detector, DetectorRow, Result, SlowdownRow
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCENARIOS = PROJECT / "tests" / "lifetime" / "scenarios.py"
@@ -175,11 +175,16 @@ def named_lines(scenario: Any, text: str) -> tuple[bool | None, bool | None, boo
     return copy, free, reuse
 
 
+def expected_kinds(scenario: Any) -> str:
+    """Kinds that a program must give, joined, or ``nothing``."""
+    return "+".join(sorted(scenario.expected)) or NOTHING
+
+
 def judge(
     scenario: Any, detector: Detector, code: int, text: str, report: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Result, counts and named lines, from what a process left."""
-    expected = "+".join(sorted(scenario.expected))
+    expected = expected_kinds(scenario)
     findings, first, as_expected = 0, "", None
     failed = code != 0
     if detector is Detector.OURS:
@@ -225,7 +230,7 @@ def judge(
         "names_free": free,
         "names_reuse": reuse,
         "exit_code": code,
-        "text": shorten(first),
+        "text": shorten(first) or None,
     }
 
 
@@ -271,7 +276,7 @@ def compare(
                     scenario=name,
                     detector=detector,
                     faulty=scenario.faulty,
-                    expected="+".join(sorted(scenario.expected)),
+                    expected=expected_kinds(scenario),
                     result=Result.ABSENT,
                     findings=0,
                     exit_code=0,
@@ -307,7 +312,7 @@ def slowdown(
 
     Args:
         device: ``accelerator`` or ``virtual``.
-        steps: timed steps a process (a fifth of them under memcheck).
+        steps: timed steps a process (a tenth of them under memcheck).
         repeats: processes an arm (one under memcheck).
         detectors: which.
         sizes: further options of ``atom.lifetime.decode_loop``.
@@ -320,7 +325,7 @@ def slowdown(
             slow = detector is Detector.MEMCHECK
             if slow and repeat:
                 continue
-            count = max(2, steps // 5) if slow else steps
+            count = max(2, steps // 10) if slow else steps
             loop = ["-m", "atom.lifetime.decode_loop", "--device", device, *sizes, *words]
             plain = Detector.NOTHING if detector is Detector.OURS else detector
             command = command_of(plain, [*loop, "--steps", str(count)], Path("unused"))

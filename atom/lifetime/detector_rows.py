@@ -7,6 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+NOTHING = "nothing"
+
 
 class Detector(StrEnum):
     """What watches a program."""
@@ -37,8 +39,9 @@ class DetectorRow(BaseModel):
     detector: Detector
     faulty: bool
     """Whether an order is missing in the program."""
-    expected: str
-    """Kinds of finding that the program must give, joined by ``+``; empty for a correct one."""
+    expected: str = Field(min_length=1)
+    """Kinds of finding that the program must give, joined by ``+``; ``nothing`` for a correct
+    one."""
     result: Result
     findings: int = Field(ge=0)
     """Reports that the detector made."""
@@ -53,12 +56,12 @@ class DetectorRow(BaseModel):
     exit_code: int
     seconds: float = Field(ge=0)
     """Wall-clock seconds of the process, start of Python included; several ran at a time."""
-    text: str = ""
+    text: str | None = None
     """The first line of the report, or why there is none."""
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        if self.faulty is not bool(self.expected):
+        if self.faulty is (self.expected == NOTHING):
             raise ValueError(f"faulty={self.faulty}, but expected={self.expected!r}")
         wrong = (Result.SILENT, Result.FALSE_ALARM) if self.faulty else (Result.CAUGHT,)
         if self.result in (*wrong, *(() if self.faulty else (Result.MISSED,))):
@@ -89,5 +92,5 @@ class SlowdownRow(BaseModel):
     """Median over that of ``nothing`` in the same repeat."""
     findings: int = Field(ge=0)
     """Reports on the loop, which is correct: each is a false alarm."""
-    text: str = ""
+    text: str | None = None
     """Why there is no time."""

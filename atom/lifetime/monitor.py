@@ -15,7 +15,7 @@ from atom.lifetime.advice import fix_for
 from atom.lifetime.findings import Edge, Finding, Kind, Report, Use
 from atom.lifetime.happens_before import HappensBefore, StreamKey
 from atom.lifetime.shadow import NO_VIEW, Access, Block, Ghosts, View
-from atom.lifetime.sites import UNKNOWN, RawSite, as_site
+from atom.lifetime.sites import UNKNOWN, RawSite, as_site, deeper
 
 #: accesses to remember for one block
 _MOST_ACCESSES = 64
@@ -84,6 +84,8 @@ class Monitor:
             self.pinned += 1
         else:
             block.inherited = self._ghosts.take(base, base + size)
+            if any(access.finding is not None for access in block.inherited):
+                block.site = deeper(site)
         return block
 
     def resize(self, block: Block, size: int) -> None:
@@ -237,6 +239,7 @@ class Monitor:
                 kind = Kind.READ_TOO_EARLY
             else:
                 kind = Kind.UNORDERED_WRITES if earlier.write else Kind.LIVE_OVERWRITE
+            access.site = deeper(access.site)
             self._found(kind, earlier, self._use(access), access.block)
 
     def _check_inherited(self, block: Block, access: Access) -> None:
@@ -376,6 +379,7 @@ class Monitor:
         )
 
     def _found_reuse(self, earlier: Access, access: Access) -> None:
+        access.site = deeper(access.site)
         finding = earlier.finding
         if finding is None:
             finding = self._found(Kind.REUSE_RACE, earlier, self._use(access), earlier.block)

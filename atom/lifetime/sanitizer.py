@@ -38,6 +38,8 @@ from atom.lifetime.virtual_observer import (
 _BLIND = (
     "extensions and libraries that launch kernels past torch's dispatcher (Triton is watched)",
     "code compiled by torch.compile: its generated launches",
+    "record_stream called by C++ code (the autograd engine, some collectives)",
+    "kernels that reach pinned memory through a device alias, and when a pinned tensor dies",
     "torch.Event.query and torch.Stream.query of the generic classes, and bound methods of events "
     "that were taken before the start",
     "threads of the host among themselves: they count as one",

@@ -63,6 +63,14 @@ def here(depth: int = 1) -> RawSite:
     return tuple(found)
 
 
+def deeper(raw: RawSite) -> RawSite:
+    """``raw`` with its callers, if it was taken one frame deep and is still running."""
+    if len(raw) != 1:
+        return raw
+    found = here(CALLERS)
+    return found if found[:1] == raw else raw
+
+
 def called_from(part: str) -> bool:
     """Whether a frame of the stack lies in a file whose path ends with ``part``."""
     frame: FrameType | None = sys._getframe(1)

@@ -33,8 +33,8 @@ class TorchPatches:
         self._patch_events(event)
         self._patch_streams(stream)
         self._patch_graphs(graph)
-        if torch.cuda.is_available():
-            self._patch_empty_cache()
+        # asking whether CUDA is there would start the driver, which forked children cannot use
+        self._patch_empty_cache()
 
     def restore(self) -> None:
         """Undo all."""

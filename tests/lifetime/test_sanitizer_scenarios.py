@@ -55,8 +55,8 @@ def test_a_finding_names_all_three_lines_and_the_fix(choice: str) -> None:
 
     assert finding.freed.line == line_of("del verdict")
     assert line_of("queue_copy(device, side, host, verdict)") in lines(finding.first.site)
-    assert line_of("following = filled(device, 64, 16384)") in lines(finding.second.site)
-    assert line_of("following = filled(device, 64, 16384)") in lines(finding.next_owner.site)
+    assert line_of("fill(device, following, 16384)") in lines(finding.second.site)
+    assert line_of("following = at_address(device, address, 64)") in lines(finding.next_owner.site)
     assert finding.first.tensor == "int32[64]"
     assert finding.first.nbytes == 256
     assert finding.block_bytes == 512

@@ -1,0 +1,146 @@
+"""The comparison of detectors: what their outputs mean, and one run on the virtual device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from atom.errors import BadInput
+from atom.lifetime import compare_detectors
+from atom.lifetime.compare_detectors import (
+    Settings,
+    command_of,
+    compare,
+    judge,
+    load_scenarios,
+    named_lines,
+    shorten,
+    slowdown,
+)
+from atom.lifetime.detector_rows import Detector, DetectorRow, Result
+from atom.workbook.detector_record import record
+from atom.workbook.records import load_run
+
+SCENARIOS = load_scenarios().SCENARIOS
+FAULTY, CORRECT = SCENARIOS["status_dropped"], SCENARIOS["status_held"]
+FIRST = FAULTY.program.__code__.co_firstlineno
+
+
+def line_of(text: str) -> int:
+    lines = Path(compare_detectors.SCENARIOS).read_text().splitlines()
+    return next(n for n, line in enumerate(lines, 1) if n > FIRST and line.strip() == text)
+
+
+@pytest.mark.parametrize(
+    ("detector", "code", "text", "result"),
+    [
+        (Detector.NOTHING, 0, "done", Result.MISSED),
+        (Detector.NOTHING, 1, "Traceback", Result.FAILED),
+        (Detector.TORCH, 0, "done", Result.MISSED),
+        (Detector.TORCH, 1, "CSAN detected a possible data race on tensor", Result.CAUGHT),
+        (Detector.TORCH, 1, "ImportError", Result.FAILED),
+        (Detector.MEMCHECK, 0, "========= ERROR SUMMARY: 0 errors", Result.MISSED),
+        (Detector.MEMCHECK, 0, "========= ERROR SUMMARY: 1 error", Result.CAUGHT),
+        (Detector.MEMCHECK, 1, "no such option", Result.FAILED),
+        (Detector.OURS, 1, "", Result.FAILED),
+    ],
+)
+def test_an_output_has_one_meaning(
+    detector: Detector, code: int, text: str, result: Result
+) -> None:
+    assert judge(FAULTY, detector, code, text, None)["result"] is result
+    of_correct = {Result.MISSED: Result.SILENT, Result.CAUGHT: Result.FALSE_ALARM}
+    expected = of_correct.get(result, result)
+    assert judge(CORRECT, detector, code, text, None)["result"] is expected
+
+
+def test_lines_are_recognised_in_other_tools_words() -> None:
+    copy = line_of("queue_copy(device, side, host, verdict)")
+    free = line_of("del verdict")
+    assert named_lines(FAULTY, f'File "a/scenarios.py", line {copy}, in f') == (True, False, False)
+    assert named_lines(FAULTY, f"f in scenarios.py:{free}") == (False, True, False)
+    assert named_lines(FAULTY, "scenarios.py:1 scenarios.py:2") == (False, False, False)
+    assert named_lines(SCENARIOS["two_writers"], "scenarios.py:1")[1:] == (None, None)
+
+
+def test_rows_agree_with_themselves() -> None:
+    good: dict[str, Any] = {
+        "scenario": "x",
+        "detector": "nothing",
+        "faulty": True,
+        "expected": "freed-in-use",
+        "result": "missed",
+        "findings": 0,
+        "exit_code": 0,
+        "seconds": 1,
+    }
+    DetectorRow(**good)
+    for change in (
+        {"result": "silent"},
+        {"expected": "nothing"},
+        {"faulty": False, "expected": "nothing"},
+    ):
+        with pytest.raises(ValidationError):
+            DetectorRow(**{**good, **change})
+
+
+def test_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_detectors, "find_compute_sanitizer", lambda: None)
+    assert command_of(Detector.MEMCHECK, ["x.py"], Path("r")) is None
+    monkeypatch.setattr(compare_detectors, "find_compute_sanitizer", lambda: "tool")
+    found = command_of(Detector.MEMCHECK, ["x.py"], Path("r"))
+    assert found is not None
+    assert found[1]["PYTORCH_CUDA_ALLOC_CONF"] == "backend:cudaMallocAsync"
+    assert "--track-stream-ordered-races" in found[0]
+    torch_found = command_of(Detector.TORCH, ["x.py"], Path("r"))
+    assert torch_found is not None
+    assert torch_found[1] == {"TORCH_CUDA_SANITIZER": "1"}
+
+
+def test_no_path_of_a_machine_is_kept() -> None:
+    assert shorten("Error: /home/someone/a/b.py:3 is bad") == "Error: b.py:3 is bad"
+    assert len(shorten("x" * 500)) == 200
+
+
+def test_an_unknown_program_is_refused() -> None:
+    with pytest.raises(BadInput, match="no scenario nowhere"):
+        compare(Settings("virtual", scenarios=("nowhere",)))
+    with pytest.raises(BadInput, match="mapped_slot_dropped"):
+        compare(Settings("accelerator", scenarios=("mapped_slot_dropped",)))
+
+
+def test_a_recorded_comparison_on_the_virtual_device(tmp_path: Path) -> None:
+    settings = Settings("virtual", (Detector.OURS,), ("status_dropped", "status_held"), jobs=2)
+    path = record(settings, tmp_path, steps=3, repeats=1, sizes=["--layers", "1", "--width", "64"])
+    run = load_run(path)
+    table = run.tables["detectors"].set_index(["scenario", "detector"])
+    ours = table.xs("atom.lifetime", level="detector")
+    assert ours.loc["status_dropped", "result"] == "caught"
+    assert ours.loc["status_held", "result"] == "silent"
+    assert ours["as_expected"].all()
+    assert ours.loc["status_dropped", ["names_copy", "names_free", "names_reuse"]].all()
+    times = run.tables["slowdown"]
+    assert list(times["arm"]) == [
+        "nothing",
+        "nothing again",
+        "atom.lifetime, stopped",
+        "atom.lifetime",
+    ]
+    assert (times["steps"] == 3).all()
+    assert (times["findings"] == 0).all()
+
+
+@pytest.mark.gpu
+def test_the_decode_loop_is_correct_and_less_than_three_times_slower() -> None:
+    rows = {row.arm: row for row in slowdown(steps=30, repeats=1, detectors=[Detector.OURS])}
+    watched = rows["atom.lifetime"]
+    assert watched.findings == 0
+    assert watched.operations > 100
+    assert watched.slow_down is not None
+    assert watched.slow_down < 3
+    stopped = rows["atom.lifetime, stopped"].slow_down
+    assert stopped is not None
+    assert stopped < 1.25
