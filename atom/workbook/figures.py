@@ -128,7 +128,8 @@ def origin_text(text: str, run_ids: Sequence[str] = (), date: str = "") -> str:
         run_ids: recorded runs; each begins with its own date, which then stands for ``date``.
         date: ISO date of a figure that was drawn from no recorded run.
     """
-    days = dict.fromkeys(f"{name[:4]}-{name[4:6]}-{name[6:8]}" for name in run_ids) or [date]
+    starts = [name[:8] for name in run_ids if name[:8].isdigit()]
+    days = dict.fromkeys(f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in starts) or [date]
     # a text may name date and run already
     more = [name for name in run_ids if name.rsplit("-", 1)[-1] not in text]
     parts = [day for day in days if day not in text]

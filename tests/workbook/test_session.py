@@ -123,7 +123,9 @@ def test_figures_and_tables_carry_their_label(book: Book, shown: list[Any]) -> N
     assert metadata["image/png"]["alt"] == "A <line>."
     assert "simulated" in caption["text/html"]
     assert "A &lt;line&gt;." in caption["text/html"]
-    assert any("simulated" in text.get_text() for text in figure.texts)
+    (stamp,) = [text.get_text() for text in figure.texts]
+    today = book.result()["provenance"]["started"][:10]
+    assert stamp == f"simulated, profile MI355X; {today}, run a1"
     assert not pyplot.fignum_exists(figure.number)
     assert picture["image/png"]
     book.table(pd.DataFrame({"a": [1.5, None]}), "Two rows.", "measured", "h200")
