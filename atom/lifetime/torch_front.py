@@ -315,8 +315,9 @@ class WatchMode(TorchDispatchMode):
             if plan.has_output:
                 self._made(plan, out)
             return out
-        stream, number = front.begin(first)
         out = func(*args, **kwargs)
+        # numbered behind the call: an operator may queue more work behind a wait of its own
+        stream, number = front.begin(first)
         site = here(1 if stream <= 0 else CALLERS)
         if plan.copy:
             front.do(self._copied, plan, tensors, args, kwargs, out, stream, number, site)

@@ -79,5 +79,6 @@ def plan_of(operation: Any) -> Plan | None:
         nothing=view,
         copy=name in _COPIES,
         non_blocking=non_blocking,
-        synchronous=name in _SYNCHRONOUS,
+        synchronous=name in _SYNCHRONOUS
+        or (bool(schema.returns) and not any("Tensor" in str(r.type) for r in schema.returns)),
     )

@@ -17,6 +17,7 @@ from atom.errors import DeviceError
 from atom.lifetime.findings import Kind, LifetimeFindings, Report, Suppression
 from atom.lifetime.sanitizer import sanitizer
 from atom.lifetime.torch_layer import REGISTRIES
+from atom.lifetime.torch_plans import plan_of
 
 SIDE = 77
 
@@ -422,3 +423,33 @@ def test_seen_often_is_one_finding(cuda: FakeCuda) -> None:
             drop_at_once(cuda)
     (finding,) = report.findings
     assert finding.count == 5
+
+
+def test_what_operators_touch() -> None:
+    aten = torch.ops.aten
+
+    def touched(operation: object) -> list[tuple[str, bool]]:
+        plan = plan_of(operation)
+        assert plan is not None
+        return [(name, write) for _, name, write in plan.arguments]
+
+    assert touched(aten.mm.out) == [("self", False), ("mat2", False), ("out", True)]
+    assert touched(aten.copy_.default) == [("self", True), ("src", False)]
+    assert touched(aten.cat.default) == [("tensors", False)]
+    assert touched(aten.zeros_like.default) == []
+    for view in (aten.view.default, aten.split.Tensor, aten._unsafe_view.default, aten.t.default):
+        plan = plan_of(view)
+        assert plan is not None
+        assert plan.nothing
+    for operation, waits in (
+        (aten._local_scalar_dense.default, True),
+        (aten.equal.default, True),
+        (aten.nonzero.default, False),
+        (aten.add_.Tensor, False),
+    ):
+        plan = plan_of(operation)
+        assert plan is not None
+        assert plan.synchronous is waits
+    assert plan_of(aten.empty_like.default).writes_output is False  # type: ignore[union-attr]
+    assert plan_of(aten.zeros_like.default).writes_output is True  # type: ignore[union-attr]
+    assert plan_of(object()) is None
