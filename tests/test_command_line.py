@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,27 +16,37 @@ import pytest
 from atom import __main__ as command_line
 from atom.errors import ClaimFell, DeviceError
 from atom.workbook import commands
+from atom.workbook.results import Execution
+from atom.workbook.runner import RunReport
 
 _ROOT = Path(__file__).resolve().parents[1]
 _HEAVY = {"torch", "pandas", "numpy", "papermill", "nbconvert", "nbformat", "matplotlib", "scipy"}
 
 
-@pytest.mark.parametrize("words", [[], ["run"], ["report"], ["records"], ["records", "check"]])
-def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def _verbs() -> list[list[str]]:
+    parser = command_line.build_parser(with_sweep=False)
+    (names,) = (action.choices for action in parser._actions if action.choices)
+    return [[], *([name] for name in names), ["records", "check"]]
+
+
+_VERBS = _verbs()
+
+
+@pytest.mark.parametrize("words", _VERBS, ids=" ".join)
+def test_help_shows_an_example_that_parses(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         command_line.main([*words, "--help"])
     assert end.value.code == 0
     out = capsys.readouterr().out
     assert "usage: python -m atom" in out
-    if len(words) < 2 and words != ["records"]:
-        assert "examples" in out
-
-
-def test_sweep_teaches_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        command_line.main(["sweep", "--help"])
-    assert end.value.code == 0
-    assert "--quick" in capsys.readouterr().out
+    examples = re.findall(r"(?m)^  python -m atom (.+?)(?:   .*)?$", out.split("example")[1])
+    assert examples
+    for example in examples:
+        line = example.split(" > ")[0]
+        assert line.startswith(words[0] if words else "")
+        command_line.build_parser().parse_args(shlex.split(line))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +98,70 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MI355X" in out
     assert "H200" in out
     assert "torch 2." in out
+
+
+def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert command_line.main(["devices", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {"MI355X", "H200"} <= {device["name"] for device in listed["devices"]}
+    assert command_line.main(["records", "check", "--json", str(tmp_path)]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert found["valid"] is False
+    assert "holds no run" in found["problems"][0]
+
+
+def test_run_prints_json_and_tells_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executions = {
+        "01_fault_arithmetic": Execution("failed", 2.0, 25, "", "its kernel died in cell In [3]"),
+        "00_summary": Execution("skipped", 0.0, 20, "", "not executed"),
+    }
+    seen: dict[str, Any] = {}
+
+    def done(*arguments: Any, **options: Any) -> RunReport:
+        seen.update(options)
+        tmp_path.joinpath("01_fault_arithmetic.failed.ipynb").write_text("{}")
+        return RunReport(executions, ("01_fault_arithmetic",), 3)
+
+    monkeypatch.setattr(commands, "run_notebooks", done)
+    monkeypatch.setattr(commands, "_build", lambda folder, profile, fresh: folder / "index.html")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    words = ["run", "01", "00", "--out", str(tmp_path), "--json", "--time-limit", "3"]
+    assert command_line.main(words) == 3
+    out, errors = capsys.readouterr()
+    values = json.loads(out)
+    assert values["exit_code"] == 3
+    one = values["notebooks"]["01_fault_arithmetic"]
+    assert (one["state"], one["executed"]) == ("failed", True)
+    assert one["partial"].endswith("01_fault_arithmetic.failed.ipynb")
+    assert "::error file=notebooks/01_fault_arithmetic.ipynb" in errors
+    assert seen["time_limit"] == 3
+    assert json.loads((tmp_path / "claims.json").read_text())["claims"] == []
+
+
+def test_nothing_is_coloured_in_a_pipe() -> None:
+    for words in (["--help"], ["devices"], ["run", "nowhere"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "atom", *words],
+            cwd=_ROOT,
+            capture_output=True,
+            env={**os.environ, "FORCE_COLOR": "", "TERM": "xterm-256color"},
+        )
+        assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_the_engines_start_command_is_answered() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "atom.entrypoints.openai_server", "--port", "8000"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "python -m atom serve" in done.stderr
 
 
 def test_a_command_line_loads_nothing_heavy() -> None:
