@@ -48,8 +48,8 @@ def findings_markdown(run: Run) -> str:
     legal = int(coverage["all counts in range"].sum())
     lines += [
         "",
-        f"Of {stale:,} stale reads the epoch tag caught {caught:,}. In {legal:,} every count was a legal",
-        "one, which no bounds check can see. Published (MI355X, `unpatched`):",
+        f"Of {stale:,} stale reads the epoch tag caught {caught:,}. In {legal:,} every count was",
+        "a legal one, which no bounds check can see. Published (MI355X, `unpatched`):",
         f"{_published()}.",
         "The published matmul row needs a copy that takes its turn in a hardware queue, and a copy",
         "by a copy engine takes none: notebook 02 shows which queue models fit which rows.",

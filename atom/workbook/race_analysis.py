@@ -151,16 +151,6 @@ def label_of(run: Run) -> str:
     return f"{provenance.device}, {provenance.started[:10]}, run {tail}"
 
 
-def newest_by_device(runs: Sequence[Run], evidence: Evidence) -> list[Run]:
-    """The newest finished run of each device, of one kind of evidence."""
-    newest: dict[str, Run] = {}
-    for run in runs:
-        provenance = run.provenance
-        if provenance.evidence is evidence and provenance.exit_state == "finished":
-            newest[provenance.device] = run
-    return list(newest.values())
-
-
 def count_text(stale: int, trials: int) -> str:
     """``3/200 [0.3%, 4.3%]`` with the exact two-sided 95% interval of independent trials."""
     low, high = exact_interval(stale, trials)
