@@ -33,6 +33,9 @@ GUARDED = frozenset(
     {"torch", "triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "numpy"}
 )
 
+#: look for their templates and pages beside the running interpreter, so they must be in .venv
+BESIDE = ("jupyterlab", "nbconvert")
+
 _LINE_SECONDS = 5.0
 #: pip's settings of a container that would send packages elsewhere or hold versions
 _FOREIGN_PIP = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_CONSTRAINT")
@@ -60,11 +63,13 @@ sys.meta_path.insert(0, WorkbookFirst)
 
 #: run by the new environment's interpreter: what it sees, as JSON
 _SURVEY = """\
-import json, site, sys
+import json, sys
 from importlib.metadata import distributions
 seen = {}
 for one in distributions():
     name = (one.metadata["Name"] or "").lower().replace("_", "-").replace(".", "-")
+    if name in sys.argv[1:] and not str(one.locate_file("")).startswith(sys.prefix):
+        continue
     seen.setdefault(name, [one.version, list(one.requires or [])])
 print(json.dumps(seen))
 """
@@ -301,9 +306,12 @@ def set_up(venv: Path, mode: str, torch_index: str = "") -> None:
 
 
 def survey(venv: Path) -> Seen:
-    """Name to version and requirements of all that ``venv`` sees; the first of a name counts."""
+    """Name to version and requirements of all that ``venv`` sees; the first of a name counts.
+
+    Those of :data:`BESIDE` count only if they are installed in ``venv`` itself.
+    """
     done = subprocess.run(
-        [str(venv / "bin" / "python"), "-P", "-c", _SURVEY],
+        [str(venv / "bin" / "python"), "-P", "-c", _SURVEY, *BESIDE],
         capture_output=True,
         text=True,
         check=True,

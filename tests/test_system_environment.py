@@ -119,6 +119,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(system)], check=True)
     (packages,) = (system / "lib").glob("python3.*/site-packages")
     distribution(packages, "torch", "2.12.0")
+    distribution(packages, "nbconvert", "7.17.2")
     distribution(packages, "atom", "0.1.0", _FOREIGN)
     (packages / "atom" / "config.py").write_text(_FOREIGN)
     before = sorted(str(path) for path in system.rglob("*") if "__pycache__" not in path.parts)
@@ -130,12 +131,14 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, checkout / name)
     (checkout / "pyproject.toml").write_text(
-        '[project]\ndependencies = ["torch>=2.11,<2.15", "smallone>=1"]\n'
+        '[project]\ndependencies = ["torch>=2.11,<2.15", "smallone>=1", "nbconvert>=7"]\n'
     )
     (checkout / "environment.yml").write_text(
         "dependencies:\n  - pip:\n      - torch==2.13.0\n      - smallone==1.5\n"
+        "      - nbconvert==7.17.2\n"
     )
     wheel(base / "wheels", "smallone", "1.5")
+    wheel(base / "wheels", "nbconvert", "7.17.2")
     (base / "constraint.txt").write_text("smallone==1.0\n")
     (base / "elsewhere" / "atom").mkdir(parents=True)
     (base / "elsewhere" / "atom" / "__init__.py").write_text(_FOREIGN)
@@ -180,7 +183,7 @@ def output(container: dict[str, Any], python: Path, code: str, cwd: Path) -> str
 
 
 def test_only_what_is_missing_is_installed_and_only_here(container: dict[str, Any]) -> None:
-    assert "installing 1 missing packages into .venv" in container["log"]
+    assert "installing 2 missing packages into .venv" in container["log"]
     assert "kept from this machine: torch 2.12.0" in container["log"]
     system = container["system"]
     after = sorted(str(path) for path in system.rglob("*") if "__pycache__" not in path.parts)
@@ -189,6 +192,9 @@ def test_only_what_is_missing_is_installed_and_only_here(container: dict[str, An
     python = container["checkout"] / ".venv" / "bin" / "python"
     code = "import torch, smallone; print(torch.__version__, torch.__file__, smallone.__version__)"
     version, place, small = output(container, python, code, container["base"]).split()
+    # its templates lie beside the interpreter that it is installed for
+    code = "import nbconvert; print(nbconvert.__file__)"
+    assert output(container, python, code, container["base"]).startswith(str(python.parents[1]))
     assert (version, small) == ("2.12.0", "1.5")
     assert place.startswith(str(system))
 
