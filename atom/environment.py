@@ -294,8 +294,9 @@ def set_up(venv: Path, mode: str, torch_index: str = "") -> None:
         added: set[str] = set()
         while wanted := missing_pins(survey(venv), roots, pins, added):
             _say(f"installing {len(wanted)} missing packages into {venv.name}")
-            # without dependencies: each is looked at again before anything comes along
-            pip_install(venv, ["--no-deps", *wanted], len(wanted))
+            # without dependencies: each is looked at again before anything comes along; a version
+            # outside .venv neither counts nor is touched
+            pip_install(venv, ["--no-deps", "--force-reinstall", *wanted], len(wanted))
             added |= {text.split("==")[0] for text in wanted}
         seen = survey(venv)
         kept = ", ".join(f"{name} {seen[name][0]}" for name in sorted(GUARDED & seen.keys()))
