@@ -12,6 +12,7 @@ following step at once, and for ``clean()`` parks the default stream.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from atom.config import CopyProtocol, LifetimeSettings
 from atom.device import Device, Kernel, open_device
 from atom.device.interface import Stream
 from atom.errors import BadInput
+from atom.lifetime.explore import no_cycle_collection
 from atom.transfer.d2h_queue import D2HQueue
 from atom.transfer.payload import Payload
 from atom.transfer.pinned_ring import PinnedSlot
@@ -294,14 +296,20 @@ def run_point(
         window, drops, why = exposure.window, exposure.engine_drops, exposure.why
         kind = _CleanTrials if path is LifetimePath.CLEAN else _Trials
     with (
+        no_cycle_collection(),
         without_protection(path, point.protocol) if unprotected else nullcontext(),
         watching(device) as watch,
     ):
         runner = kind(device, stream, point, watch, park_seconds)
-        for number in range(_WARM_TRIALS):
-            # a first allocation may synchronise the device
-            runner.trial(number)
-        seen = [runner.trial(number) for number in range(trials)]
+        seen = []
+        for number in range(-_WARM_TRIALS, trials):
+            # In the middle of a trial it would free an older tensor, which the next step's tensor
+            # would then get, and take longer than the copy is parked.
+            gc.collect()
+            found = runner.trial(number % trials)
+            if number >= 0:
+                # a first allocation may synchronise the device: warm trials do not count
+                seen.append(found)
     return LifetimeRow(
         point_id=point.point_id,
         path=point.path,

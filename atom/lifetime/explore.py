@@ -269,10 +269,10 @@ def _name(process: int) -> str:
 
 
 @contextmanager
-def _no_cycle_collection() -> Iterator[None]:
+def no_cycle_collection() -> Iterator[None]:
     """A cyclic collection frees blocks at places that no schedule knows of.
 
-    So it runs between executions only, and then over what they left alone.
+    So it runs where the caller asks for it only, and then over what was made since.
     """
     was_on, freeze = gc.isenabled(), not gc.get_freeze_count()
     gc.disable()
@@ -365,7 +365,7 @@ def explore(
     search = _Search(method)
     started = time.perf_counter()
     executions = 0
-    with _no_cycle_collection():
+    with no_cycle_collection():
         while True:
             device, outcome, ended = _execute(program, search)
             search.learn(device.events)
@@ -403,7 +403,7 @@ def replay(program: Program, steps: tuple[Step, ...]) -> tuple[ExploredDevice, H
     Raises:
         NotRepeatable: the schedule does not fit the program.
     """
-    with _no_cycle_collection():
+    with no_cycle_collection():
         device, outcome, _ = _execute(program, _Follow(steps))
         clocks = Clocks()
         while len(clocks) < len(device.events):
