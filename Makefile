@@ -40,11 +40,12 @@ lint: setup
 types: setup
 	$(BIN)/python -m mypy
 
-# our kernel first, whatever kernels a user or a container has
+# our kernel first, whatever kernels a user or a container has; containers run as root
 lab: setup
-	JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter JUPYTER_PREFER_ENV_PATH=1 \
-		$(BIN)/python -m jupyterlab --ServerApp.root_dir=$(CURDIR) \
-		--LabApp.default_url=/lab/tree/notebooks $(LAB_ARGS)
+	@JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter JUPYTER_PREFER_ENV_PATH=1 \
+		exec $(BIN)/python -m jupyterlab --ServerApp.root_dir=$(CURDIR) \
+		--LabApp.default_url=/lab/tree/notebooks $(if $(filter 0,$(shell id -u)),--allow-root) \
+		$(LAB_ARGS)
 
 # environment.yml's pip list is the one list of versions; pip never picks one by itself
 setup:

@@ -204,7 +204,7 @@ def install_kernel(venv: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     python = str(venv / "bin" / "python")
     launch = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec = {"argv": launch, "display_name": "Python 3 (atom workbook)", "language": "python"}
+    spec = {"argv": launch, "display_name": "Python 3", "language": "python"}
     (folder / "kernel.json").write_text(json.dumps(spec, indent=1) + "\n")
 
 

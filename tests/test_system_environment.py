@@ -310,3 +310,13 @@ def test_an_interpreter_is_found_by_asking(tmp_path: Path, mode: tuple[str, ...]
         check=True,
     ).stdout
     assert "chosen='python3" in written
+
+
+def test_lab_takes_our_kernel_whatever_kernels_there_are() -> None:
+    written = subprocess.run(
+        ["make", "-n", "lab"], cwd=_ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"JUPYTER_PATH={_ROOT}/.venv/share/jupyter" in written
+    assert "--LabApp.default_url=/lab/tree/notebooks" in written
+    # Jupyter refuses root unless told, and containers run as root
+    assert ("--allow-root" in written) == (os.getuid() == 0)
