@@ -223,6 +223,7 @@ def _add_report(commands: _Commands) -> None:
         "--accept", metavar="CLAIM", help="claim/evidence, claim, or a pattern such as 'mech-*'"
     )
     report.add_argument("--reason", metavar="TEXT", help="why the verdict is right")
+    _add_json(report)
     report.set_defaults(run=_report)
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atom.errors import BadInput
 from atom.workbook.parameters import resolve_target
 from atom.workbook.results import load_result
+
+if TYPE_CHECKING:
+    from atom.workbook.report_check import Check
 
 
 def report(options: Namespace, root: Path) -> int:
@@ -33,7 +40,9 @@ def report(options: Namespace, root: Path) -> int:
     if options.check:
         if not options.paths:
             raise BadInput("--check needs the report folder, e.g. --check reports/h200")
-        return max(_check(Path(path), root) for path in options.paths)
+        if options.out is not None or options.profile is not None:
+            raise BadInput("--check compares with the folder given; it takes no --out or --profile")
+        return _check([Path(path) for path in options.paths], root, as_json=options.json)
     if options.paths:
         return _rebuild(options, root)
     return _build(options, root)
@@ -56,15 +65,23 @@ def _build(options: Namespace, root: Path) -> int:
         from atom.workbook.claims import accept
 
         settled = [one for _, one in collect_settled(found).values()]
-        for key in accept(target.profile, options.accept, options.reason, settled):
-            print(f"accepted: {key}")
-    print(_shown(build_site(target.folder, target.profile), root))
+        accepted = accept(target.profile, options.accept, options.reason, settled)
+    else:
+        accepted = []
+    index = _shown(build_site(target.folder, target.profile), root)
+    if options.json:
+        print(json.dumps({"format": 1, "accepted": accepted, "site": index}, indent=1))
+        return 0
+    for key in accepted:
+        print(f"accepted: {key}")
+    print(index)
     return 0
 
 
 def _rebuild(options: Namespace, root: Path) -> int:
     """Execute the notebooks on recorded rows and build their site."""
-    from atom.workbook.commands import run_table
+    from atom.workbook.ci_output import tell
+    from atom.workbook.commands import run_json, run_table
     from atom.workbook.report_rebuild import make_plan, rebuild
     from atom.workbook.site import build_site
 
@@ -78,32 +95,47 @@ def _rebuild(options: Namespace, root: Path) -> int:
     for stem, execution in report.executions.items():
         if execution.message:
             print(f"\n{stem}: {execution.state}\n{execution.message}", file=sys.stderr)
-    index = build_site(out.resolve(), plan.profile)
+    out = out.resolve()
+    index = build_site(out, plan.profile)
+    tell(report.executions, out, plan.profile)
+    if options.json:
+        print(run_json(report, out, plan.profile, root))
+        return report.exit_code
     print(run_table(report, out))
     print(_shown(index, root))
     return report.exit_code
 
 
-def _check(folder: Path, root: Path) -> int:
-    """Compare one report with what its sources and rows give."""
+def _check(folders: Sequence[Path], root: Path, *, as_json: bool) -> int:
+    """Compare reports with what their sources and rows give."""
     from atom.workbook.report_check import check_report
 
-    name = _shown(folder.resolve(), root)
-    if not folder.exists():
+    checks: dict[str, Check | None] = {}
+    for folder in folders:
+        name = _shown(folder.resolve(), root)
+        checks[name] = check_report(folder, root) if folder.exists() else None
+    if as_json:
+        values = {name: None if one is None else asdict(one) for name, one in checks.items()}
+        print(json.dumps({"format": 1, "reports": values}, indent=1))
+    for name, check in checks.items():
+        if not as_json:
+            _tell_check(name, check)
+    return max(0 if check is None else check.exit_code for check in checks.values())
+
+
+def _tell_check(name: str, check: Check | None) -> None:
+    if check is None:
         print(f"skipped: {name} does not exist, so there is nothing to check")
-        return 0
-    check = check_report(folder, root)
-    if not check.differences:
+    elif not check.differences:
         print(f"{name}: {check.notebooks} notebooks and {check.verdicts} verdicts as committed")
-        return check.exit_code
-    for line in check.differences:
-        print(f"{name}: {line}", file=sys.stderr)
-    print(
-        f"{name} is not what its sources and rows give. If the change is meant:\n"
-        f"  python -m atom report {name}\nthen look at it and commit it.",
-        file=sys.stderr,
-    )
-    return check.exit_code
+    else:
+        for line in check.differences:
+            print(f"{name}: {line}", file=sys.stderr)
+        print(
+            f"{name} is not what its sources and rows give. If the change is meant:\n"
+            f"  python -m atom report {name}\nthen look at it and commit it.",
+            file=sys.stderr,
+        )
 
 
 def _shown(path: Path, root: Path) -> str:

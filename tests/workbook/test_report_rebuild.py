@@ -271,12 +271,29 @@ def test_changed_verdicts_are_found() -> None:
     assert compare_verdicts(same, {}) == ["a: no result when rebuilt"]
 
 
+def test_the_check_says_what_differs(committed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # the sample's sources are not the notebooks of this checkout
+    assert main(["report", "--check", str(committed)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "SHA-256 of its cells" in said.err
+    assert f"python -m atom report {committed}" in said.err
+    assert main(["report", "--json", "--check", str(committed)]) == 1
+    (check,) = json.loads(capsys.readouterr().out)["reports"].values()
+    assert check["exit_code"] == 1
+    assert len(check["differences"]) > 1
+
+
 def test_the_check_skips_a_report_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "--check", str(tmp_path / "h200")]) == 0
     assert "skipped" in capsys.readouterr().out
+    assert main(["report", "--json", "--check", str(tmp_path / "h200")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed["reports"].values()) == [None]
     assert main(["report", "--check"]) == 2
+    assert main(["report", "--check", "x", "--out", "y"]) == 2
     (tmp_path / "h200").mkdir()
     assert main(["report", "--check", str(tmp_path / "h200")]) == 2
     assert main(["report", str(tmp_path), "--accept", "x", "--reason", "y"]) == 2
