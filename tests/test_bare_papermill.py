@@ -22,9 +22,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _WRITTEN = [stem for stem, spec in NOTEBOOKS.items() if not spec.planned]
 _ONE = "01_fault_arithmetic"
 #: edits that a reader makes in the parameters cell; the whole sizes are executed by make report
-_SMALLER: dict[str, dict[str, Any]] = {
-    "02_race_microbenchmark": {"trials": 4, "processes": 4, "model_trials": 1}
-}
+_SMALLER: dict[str, dict[str, Any]] = {"02_race_microbenchmark": {"trials": 4, "processes": 4}}
 
 
 @pytest.fixture(autouse=True)
