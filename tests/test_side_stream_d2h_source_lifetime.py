@@ -38,6 +38,7 @@ from atom.device import Device, open_device
 from atom.device.interface import Stream
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput, DeviceError
+from atom.lifetime.explore import no_cycle_collection
 from atom.model_engine.output_transfer import TokenIDProcessor
 from atom.transfer.payload import Payload
 
@@ -214,3 +215,13 @@ def test_paths_send_from_fresh_blocks(bench: tuple[Device, Stream]) -> None:
         one, other = path.step(1), path.step(2)
         assert device.address(one.raw) != device.address(other.raw)
     device.synchronize()
+
+
+@pytest.mark.parametrize("arm", [PROTECTED, CONTROL])
+def test_a_trial_leaves_no_tensor_to_the_cyclic_collector(arm: str) -> None:
+    """Freed in the middle of a later trial, it would take the place of that trial's source."""
+    device = VirtualDevice("MI355X")
+    stream = own_queue_stream(device)
+    with no_cycle_collection():
+        run_point(device, stream, Point("sampled_ids", CopyProtocol.HOLD, arm), 3, PARK_SECONDS)
+        assert device.memory_stats()["allocation.all.current"] == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +45,25 @@ class Observation:
     guard_caught: bool = False
 
 
+class _Reading(AbstractContextManager[None]):
+    """See :meth:`Watch.reading`.
+
+    No generator: from Python 3.12 on, an exception that ends in one stays in a reference cycle, and
+    with it the frames it went through and their tensors, until a cyclic collection.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        return self._watch.read_ended(error)
+
+
 @dataclass
 class Watch:
     """Sent transfers and what the host read of them.
@@ -64,23 +84,25 @@ class Watch:
         """Step ``step`` was sent into ``slot``."""
         self._sent[id(slot)] = (layout.kind.label, step, layout)
 
-    @contextmanager
-    def reading(self, step: int | None) -> Iterator[None]:
+    def reading(self, step: int | None) -> AbstractContextManager[None]:
         """The block receives ``step`` (``None``: whatever its slots were sent last)."""
         self._expected = step
         self._judged = []
-        try:
-            yield
-        except StalePayload as error:
-            if not self._judged:
-                # read through an entry whose slot was sent again since
-                seen = self.observations.setdefault(("stale", 0), Observation(0))
-                self._judge(seen, (), str(error))
-            for seen in self._judged:
-                # one wrong tag stops everything that is received with it
-                seen.tag_caught = True
-        finally:
-            self._expected = None
+        return _Reading(self)
+
+    def read_ended(self, error: BaseException | None) -> bool:
+        """A receive has ended. Returns whether ``error`` was the tags' doing."""
+        self._expected = None
+        if not isinstance(error, StalePayload):
+            return False
+        if not self._judged:
+            # read through an entry whose slot was sent again since
+            seen = self.observations.setdefault(("stale", 0), Observation(0))
+            self._judge(seen, (), str(error))
+        for seen in self._judged:
+            # one wrong tag stops everything that is received with it
+            seen.tag_caught = True
+        return True
 
     def _of(self, slot: PinnedSlot) -> Observation | None:
         found = self._sent.get(id(slot))
