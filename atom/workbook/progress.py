@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -13,20 +13,33 @@ LINE_SECONDS = 10.0
 
 
 def seconds_left(
-    expected: Mapping[str, float], elapsed: Mapping[str, float], done: set[str], lanes: int
+    rest: Mapping[str, float], after: Mapping[str, Sequence[str]], lanes: int
 ) -> float:
-    """About how long a run still takes.
+    """About how long a run still takes: the longest chain, or all the work on all lanes.
 
     Args:
-        expected: seconds of each notebook.
-        elapsed: seconds so far of each that runs.
-        done: those that have ended.
+        rest: seconds that each notebook still needs; those that have ended are left out.
+        after: notebooks that one waits for.
         lanes: notebooks at a time.
     """
-    rest = [max(0.0, expected[stem] - spent) for stem, spent in elapsed.items()]
-    waiting = [s for stem, s in expected.items() if stem not in done and stem not in elapsed]
-    # no shorter than the longest of them, and no shorter than all of them on all lanes
-    return max([sum(rest + waiting) / max(1, lanes), *rest, *waiting], default=0.0)
+
+    def end(stem: str) -> float:
+        return rest[stem] + max((end(b) for b in after.get(stem, ()) if b in rest), default=0.0)
+
+    return max([sum(rest.values()) / max(1, lanes), *map(end, rest)], default=0.0)
+
+
+def seconds_of_one(expected: float, elapsed: float, share: float) -> float:
+    """About how long a notebook still takes: as expected, or once it is late, by its cells.
+
+    Args:
+        expected: seconds for the whole.
+        elapsed: seconds so far.
+        share: of its cells that have run, 0 to 1.
+    """
+    if elapsed < expected:
+        return expected - elapsed
+    return elapsed * (1 - share) / share if share > 0 else expected
 
 
 class Progress:
@@ -36,6 +49,7 @@ class Progress:
         stems: notebooks to be executed.
         expected: seconds that each will take, as far as can be told.
         lanes: notebooks at a time.
+        after: notebooks that one waits for.
         stream: where to write; bars are drawn only if it is a terminal.
     """
 
@@ -44,15 +58,17 @@ class Progress:
         stems: list[str],
         expected: Mapping[str, float] | None = None,
         lanes: int = 1,
+        after: Mapping[str, Sequence[str]] | None = None,
         stream: TextIO | None = None,
     ) -> None:
         self._stream = stream or sys.stderr
         self._stems = stems
         self._expected = dict(expected or {})
         self._lanes = lanes
+        self._after = dict(after or {})
         self._done: set[str] = set()
         self._began: dict[str, float] = {}
-        self._cells: dict[str, str] = {}
+        self._cells: dict[str, tuple[int, int]] = {}
         self._last_line = time.monotonic()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
@@ -101,7 +117,7 @@ class Progress:
 
     def cells(self, stem: str, done: int, total: int) -> None:
         """``done`` of ``total`` cells have run."""
-        self._cells[stem] = f"{done} of {total} cells"
+        self._cells[stem] = (done, total)
         if self._bars is not None:
             self._bars.update(self._tasks[stem], completed=done, total=total)
         self.tick()
@@ -115,14 +131,26 @@ class Progress:
                 self._bars.update(self._tasks[stem], left=left)
         elif now - self._last_line >= LINE_SECONDS and self._began:
             self._last_line = now
-            running = ", ".join(f"{stem} {self._cells.get(stem, '')}" for stem in self._began)
+            running = ", ".join(self._where(stem) for stem in self._began)
             print(f"{running}; {self._left_text(now)}", file=self._stream, flush=True)
 
+    def _where(self, stem: str) -> str:
+        if stem not in self._cells:
+            return f"{stem} starting"
+        done, total = self._cells[stem]
+        return f"{stem} {done} of {total} cells"
+
     def _left_text(self, now: float) -> str:
-        elapsed = {stem: now - began for stem, began in self._began.items()}
-        known = {stem: self._expected.get(stem, 0.0) for stem in self._stems}
-        left = seconds_left(known, elapsed, self._done, self._lanes)
-        return f"about {left:.0f} s left" if left >= 1 else "longer than expected"
+        rest = {}
+        for stem in self._stems:
+            if stem in self._done:
+                continue
+            rest[stem] = self._expected.get(stem, 0.0)
+            if stem in self._began:
+                done, total = self._cells.get(stem, (0, 1))
+                elapsed = now - self._began[stem]
+                rest[stem] = seconds_of_one(rest[stem], elapsed, done / total)
+        return f"about {seconds_left(rest, self._after, self._lanes):.0f} s left"
 
     def end(self, stem: str, state: str, seconds: float) -> None:
         """A notebook ended in ``state``."""

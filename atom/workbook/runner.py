@@ -181,7 +181,12 @@ class _Run:
         with (
             tempfile.TemporaryDirectory(prefix="atom-run-") as scratch,
             _stop_signal_interrupts() as signals,
-            Progress(list(self.stems), self._expected(), self.jobs) as progress,
+            Progress(
+                list(self.stems),
+                self._expected(),
+                self.jobs,
+                {job.spec.stem: job.spec.after for job in self.waiting},
+            ) as progress,
         ):
             self.scratch = Path(scratch)
             write_kernel_spec(self.scratch)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -23,7 +24,7 @@ from atom.workbook.endings import Trace, death_cause, keep_partial
 from atom.workbook.kernels import JOB_VARIABLE, end_marked, marked
 from atom.workbook.notebooks import execution_order
 from atom.workbook.parameters import ReportTarget
-from atom.workbook.progress import Progress, seconds_left
+from atom.workbook.progress import Progress, seconds_left, seconds_of_one
 from atom.workbook.runner import run_notebooks
 
 
@@ -156,6 +157,35 @@ def test_a_missing_kernel_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "ipykernel is missing" in refuse(root, root / "reports" / "ci")
 
 
+_ALONE = """\
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_runner import ReportTarget, run_notebooks, tiny
+root = Path({root!r})
+target = ReportTarget("ci", "ci", root / "reports" / sys.argv[1])
+sys.exit(run_notebooks([tiny("one")], {{"times": int(sys.argv[2])}}, target, root).exit_code)
+"""
+
+
+def test_two_runs_in_one_checkout_do_not_harm_each_other(root: Path) -> None:
+    write_notebook(root, "one", "import time\ntime.sleep(2)")
+    script = _ALONE.format(tests=str(Path(__file__).parent), root=str(root))
+    started = [
+        subprocess.Popen([sys.executable, "-c", script, name, times], stderr=subprocess.PIPE)
+        for name, times in (("a", "3"), ("b", "4"), ("b", "5"))
+    ]
+    codes = [process.wait(timeout=120) for process in started]
+    errors = [process.stderr.read().decode() for process in started if process.stderr]
+    assert codes[0] == 0
+    # one of the two that share a folder is refused, whichever came second
+    first, second = (1, 2) if codes[1] == 0 else (2, 1)
+    assert codes[first] == 0
+    assert "another run is writing to the folder b/" in errors[second]
+    seen = [json.loads((root / f"reports/{n}/one.json").read_text())["seen"] for n in "ab"]
+    assert seen == [3, 4 if first == 1 else 5]
+
+
 def test_a_time_limit_is_a_factor(root: Path) -> None:
     write_notebook(root, "one")
     target = ReportTarget("ci", "ci", root / "reports" / "ci")
@@ -164,10 +194,14 @@ def test_a_time_limit_is_a_factor(root: Path) -> None:
 
 
 def test_time_left() -> None:
-    expected = {"a": 10.0, "b": 20.0, "c": 40.0}
-    assert seconds_left(expected, {}, set(), 2) == 40
-    assert seconds_left(expected, {"a": 4.0, "b": 30.0}, set(), 1) == 46
-    assert seconds_left(expected, {}, set(expected), 2) == 0
+    assert seconds_left({"a": 10, "b": 20, "c": 40}, {}, 2) == 40
+    assert seconds_left({"a": 10, "b": 20, "c": 40}, {}, 1) == 70
+    assert seconds_left({"a": 10, "c": 40}, {"a": ("b", "c")}, 2) == 50
+    assert seconds_left({}, {}, 2) == 0
+    assert seconds_of_one(30, 10, 0.9) == 20
+    # late: by its cells
+    assert seconds_of_one(30, 60, 0.75) == pytest.approx(20)
+    assert seconds_of_one(30, 60, 0.0) == 30
 
 
 def test_plain_progress_tells_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
