@@ -58,9 +58,9 @@ class HostWatch:
 
     def touched(self, tensor: Tensor, write: bool, operation: str) -> None:
         """A CPU operation reads or writes ``tensor`` now."""
-        if tensor.device.type != "cpu" or tensor.numel() == 0:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return
-        block = self._find(tensor)
+        block = self._find(tensor) if tensor.numel() else None
         if block is None:
             return
         nbytes, view = reach(tensor)

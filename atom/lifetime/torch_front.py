@@ -80,7 +80,11 @@ class TorchFront:
         try:
             while self._waiting:
                 action, arguments = self._waiting.popleft()
-                action(*arguments)
+                try:
+                    action(*arguments)
+                except RuntimeError as error:
+                    # a tensor without a storage of its own (sparse, functional)
+                    self.monitor.report.note(f"some work could not be read: {error}"[:200])
         finally:
             self._busy = False
 

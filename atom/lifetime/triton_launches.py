@@ -29,7 +29,7 @@ class TritonLaunches:
     def __init__(self, front: TorchFront) -> None:
         self._front = front
         self._done: list[tuple[type, str, Any]] = []
-        self._written: dict[Any, frozenset[str] | None] = {}
+        self._written: dict[int, frozenset[str] | None] = {}
 
     def apply(self) -> None:
         """Patch, if Triton is there."""
@@ -46,7 +46,11 @@ class TritonLaunches:
         def watched_run(self: Any, *arguments: Any, **options: Any) -> Any:
             result = run(self, *arguments, **options)
             if not options.get("warmup", False):
-                launches.launched(self, arguments, options)
+                front = launches._front
+                try:
+                    launches.launched(self, arguments, options)
+                except Exception as error:  # the program itself must go on
+                    front.monitor.report.note(f"a Triton launch could not be read: {error!r}")
             return result
 
         replace(self._done, JITFunction, "run", watched_run)
@@ -77,16 +81,17 @@ class TritonLaunches:
             front.do(front.touch, value, write, stream, number, f"Triton {name}", site)
 
     def _writes_of(self, kernel: Any, name: str, values: dict[str, Any]) -> frozenset[str] | None:
-        if kernel not in self._written:
+        key = id(kernel)
+        if key not in self._written:
             try:
-                self._written[kernel] = frozenset(_mutated(kernel, values))
+                self._written[key] = frozenset(_mutated(kernel, values))
             except Exception as error:  # a private interface may fail in any way
-                self._written[kernel] = None
+                self._written[key] = None
                 self._front.monitor.report.note(
                     f"Triton kernel {name}: what it writes could not be told "
                     f"({type(error).__name__}); its arguments count as reads only"
                 )
-        return self._written[kernel]
+        return self._written[key]
 
 
 def _mutated(kernel: Any, values: dict[str, Any]) -> list[str]:

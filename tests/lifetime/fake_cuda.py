@@ -136,6 +136,8 @@ class FakeCuda:
         return None
 
     def is_device(self, tensor: Tensor) -> bool:
+        if tensor.layout is not torch.strided:
+            return False
         return 0 <= tensor.data_ptr() - self._start < self._memory.size
 
     def is_pinned(self, tensor: Tensor) -> bool:

@@ -453,3 +453,13 @@ def test_what_operators_touch() -> None:
     assert plan_of(aten.empty_like.default).writes_output is False  # type: ignore[union-attr]
     assert plan_of(aten.zeros_like.default).writes_output is True  # type: ignore[union-attr]
     assert plan_of(object()) is None
+
+
+def test_tensors_without_a_storage_do_not_stop_the_program(cuda: FakeCuda) -> None:
+    with sanitizer(layer=cuda) as report:
+        host, source = cuda.pinned(32), cuda.empty(32)
+        copied(cuda, source, host).synchronize()
+        sparse = torch.eye(3).to_sparse()
+        assert (sparse @ torch.ones(3, 1)).sum() == 3
+        del source
+    assert not report.findings
