@@ -361,3 +361,18 @@ def test_ghosts_give_back_what_lies_in_a_range(script: list[tuple[int, int, bool
             kept = [access for access in kept if access not in found]
     left = ghosts.take(0, 1 << 30)
     assert {id(access) for access in kept} <= {id(access) for access in left}
+
+
+def test_a_graphs_block_is_never_free_while_the_graph_lives() -> None:
+    story = Story()
+    core = story.core
+    block = core.allocate(4096, 512, 0, story.place(), private=True)
+    story.use(block, 0, write=True)
+    core.order.wait_stream(1, 0)
+    story.use(block, 1, write=False)
+    story.drop(block)
+    assert story.kinds() == []
+    # the capture hands the same bytes out again; a replay writes them
+    assert core.allocate(4096, 1024, 0, story.place(), private=True) is block
+    story.use(block, 0, write=True)
+    assert story.kinds() == [Kind.LIVE_OVERWRITE]
