@@ -295,7 +295,11 @@ def run_point(
         exposure = EXPOSURE[path]
         window, drops, why = exposure.window, exposure.engine_drops, exposure.why
         kind = _CleanTrials if path is LifetimePath.CLEAN else _Trials
+    # rings of earlier points are cycles
+    gc.collect()
     with (
+        # In the middle of a trial it would free an older tensor, whose block the next step's tensor
+        # would get, and take longer than the copy is parked.
         no_cycle_collection(),
         without_protection(path, point.protocol) if unprotected else nullcontext(),
         watching(device) as watch,
@@ -303,9 +307,6 @@ def run_point(
         runner = kind(device, stream, point, watch, park_seconds)
         seen = []
         for number in range(-_WARM_TRIALS, trials):
-            # In the middle of a trial it would free an older tensor, which the next step's tensor
-            # would then get, and take longer than the copy is parked.
-            gc.collect()
             found = runner.trial(number % trials)
             if number >= 0:
                 # a first allocation may synchronise the device: warm trials do not count

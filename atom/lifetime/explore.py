@@ -274,15 +274,13 @@ def no_cycle_collection() -> Iterator[None]:
 
     So it runs where the caller asks for it only, and then over what was made since.
     """
-    was_on, freeze = gc.isenabled(), not gc.get_freeze_count()
+    was_on = gc.isenabled()
     gc.disable()
-    if freeze:
-        gc.freeze()
+    gc.freeze()
     try:
         yield
     finally:
-        if freeze:
-            gc.unfreeze()
+        gc.unfreeze()
         if was_on:
             gc.enable()
 
