@@ -37,6 +37,20 @@ def refuse_unready(folder: Path) -> None:
             "no notebook kernel: the package ipykernel is missing from the interpreter that runs "
             "this command; run make setup and use .venv/bin/python"
         )
+    refuse_unwritable(folder, "report folder")
+    _refuse_full(Path(tempfile.gettempdir()), "TMPDIR")
+
+
+def refuse_unwritable(folder: Path, what: str) -> None:
+    """Make a folder and see whether files can be written there.
+
+    Args:
+        folder: where a command will write.
+        what: it is called in the message.
+
+    Raises:
+        BadInput: it cannot be written, or its disk is full.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -44,16 +58,18 @@ def refuse_unready(folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise BadInput(
-            f"the report folder {folder} cannot be written ({reason}); choose one with --out"
+            f"the {what} {folder} cannot be written ({reason}); choose one with --out"
         ) from None
-    for place in (folder, Path(tempfile.gettempdir())):
-        free = shutil.disk_usage(place).free
-        if free < LEAST_FREE_BYTES:
-            raise BadInput(
-                f"{place} has {free / 2**20:.0f} MiB free, and a run needs "
-                f"{LEAST_FREE_BYTES / 2**20:.0f}: free some, or choose another place with "
-                f"{'--out' if place == folder else 'TMPDIR'}"
-            )
+    _refuse_full(folder, "--out")
+
+
+def _refuse_full(place: Path, option: str) -> None:
+    free = shutil.disk_usage(place).free
+    if free < LEAST_FREE_BYTES:
+        raise BadInput(
+            f"{place} has {free / 2**20:.0f} MiB free, and a run needs "
+            f"{LEAST_FREE_BYTES / 2**20:.0f}: free some, or choose another place with {option}"
+        )
 
 
 def write_kernel_spec(scratch: Path) -> None:

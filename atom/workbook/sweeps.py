@@ -28,6 +28,7 @@ from atom.benchmarks.race_plan import build_jobs, quick
 from atom.config import DeviceChoice, RaceSettings
 from atom.device.interface import DeviceProperties
 from atom.errors import BadInput, DeviceError
+from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.parameters import read_given
 from atom.workbook.provenance import collect_provenance
 from atom.workbook.records import Run, load_run
@@ -293,6 +294,7 @@ def run(arguments: argparse.Namespace) -> int:
         show = plan_json if arguments.json else plan_text
         print(show(settings, build_jobs(settings)))
         return 0
+    refuse_unwritable(Path(arguments.resume or arguments.out), "folder of runs")
     progress = TerminalProgress()
     try:
         with _terminated_like_interrupted():

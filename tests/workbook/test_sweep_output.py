@@ -11,6 +11,7 @@ import pytest
 from atom.benchmarks import race_environment
 from atom.benchmarks.race_environment import clock_limits, look_around, parse_rocm_smi
 from atom.device.interface import DeviceKind
+from atom.errors import BadInput
 from atom.workbook import sweeps
 from atom.workbook.records import load_run
 
@@ -101,3 +102,9 @@ def test_reasons_of_a_lower_clock() -> None:
     assert clock_limits(None) is None
     text = '{"card0": {"Performance Level": "Manual"}}'
     assert parse_rocm_smi(text) == {"performance_level": "manual"}
+
+
+def test_a_folder_of_runs_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"folder of runs .*file/runs cannot be written \(Not a dir"):
+        sweeps.run(parse("--device", "virtual", "--out", str(tmp_path / "file" / "runs"), *_SMALL))
