@@ -82,7 +82,9 @@ def test_source_lifetime(bench: tuple[Device, Stream], point: Point) -> None:
         GRAPH_OUTPUT,
     )
     if not waits:
-        assert row.address_reused == 0
+        # a zero-copy ell that has landed is picked up before its slot serves the next step
+        picked_up = zero_copy and point.path == LifetimePath.ELL_SLOT
+        assert picked_up or row.address_reused == 0
         assert row.parked == (0 if zero_copy else TRIALS)
 
 
