@@ -286,6 +286,24 @@ class LifetimeSettings(Settings):
     """Seed of the virtual device's jitter."""
 
 
+class SourceLifetimeSettings(NotebookSettings, LifetimeSettings):
+    """Parameters of notebook 03: the lifetime settings, and how much of the rest is done."""
+
+    explore_depth: int = Field(2, ge=1, le=4)
+    """Most steps in flight of the programs that are explored under every schedule."""
+
+    mutation_depth: int = Field(3, ge=1, le=4)
+    """Most steps in flight with which a mutation may be caught; two need 3."""
+
+    measured: tuple[str, ...] = ("data/runs",)
+    """Recorded hardware runs (run folders or parents of them) to show beside this run."""
+
+    def lifetime(self, device: DeviceChoice) -> LifetimeSettings:
+        """The lifetime settings in these parameters, for that device."""
+        values = {name: getattr(self, name) for name in LifetimeSettings.model_fields}
+        return LifetimeSettings(**{**values, "device": device})
+
+
 class SummarySettings(NotebookSettings):
     """Parameters of notebook 00."""
 

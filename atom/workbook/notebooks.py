@@ -11,6 +11,7 @@ from atom.config import (
     FaultArithmeticSettings,
     NotebookSettings,
     RaceMicrobenchmarkSettings,
+    SourceLifetimeSettings,
     SummarySettings,
 )
 from atom.errors import BadInput
@@ -70,7 +71,15 @@ _SPECS = (
         experiment="race",
         key_figures=(0, 2),
     ),
-    NotebookSpec("03_source_lifetime", "Source lifetime", NotebookSettings, 75, planned=True),
+    NotebookSpec(
+        "03_source_lifetime",
+        "Source lifetime",
+        SourceLifetimeSettings,
+        75,
+        profiles=_DEVICE_PROFILES,
+        experiment="lifetime",
+        key_figures=(0, 1),
+    ),
     NotebookSpec("04_accuracy", "Accuracy", NotebookSettings, 45, planned=True),
     NotebookSpec("05_throughput", "Throughput", NotebookSettings, 75, planned=True),
     NotebookSpec("06_protocol_cost", "Protocol cost", NotebookSettings, 60, planned=True),

@@ -1,0 +1,335 @@
+"""What notebook 03 shows of lifetime runs, explorations, mutations and detectors, from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from atom.benchmarks.source_lifetime import CONTROL, EXPERIMENT, GRAPH_OUTPUT, PROTECTED
+from atom.benchmarks.source_lifetime_rows import ExplorationRow, MutationRow
+from atom.config import CopyProtocol, DeviceChoice, SourceLifetimeSettings
+from atom.device import open_device
+from atom.errors import BadInput
+from atom.evidence import Evidence
+from atom.lifetime.compare_detectors import expected_kinds, load_scenarios
+from atom.lifetime.detector_rows import Detector, Result
+from atom.lifetime.sanitizer import sanitizer
+from atom.workbook.detector_record import EXPERIMENT as DETECTORS
+from atom.workbook.lifetime_runs import record_lifetime
+from atom.workbook.records import Run, load_runs
+from atom.workbook.sweep_progress import SweepProgress
+
+
+@dataclass(frozen=True)
+class LifetimeRuns:
+    """What there is to analyse.
+
+    Attributes:
+        simulated: a run on the virtual device.
+        measured: the newest of the largest finished runs on hardware, ``None`` if there is none.
+        detectors: the newest finished comparison of detectors on hardware, ``None`` likewise.
+        problems: runs that could not be used, and why.
+    """
+
+    simulated: Run
+    measured: Run | None
+    detectors: Run | None
+    problems: tuple[str, ...]
+
+
+def gather_runs(
+    settings: SourceLifetimeSettings,
+    simulated_root: str | Path,
+    hardware_root: str | Path,
+    progress: SweepProgress | None = None,
+) -> LifetimeRuns:
+    """Load ``records``, or run the experiment now, and load the recorded hardware runs beside it.
+
+    A simulated run is made whenever ``records`` holds none. The accelerator is used only if the
+    settings ask for it and ``records`` is empty.
+
+    Args:
+        settings: of the notebook.
+        simulated_root, hardware_root: folders of new runs.
+        progress: told what the experiment does.
+
+    Raises:
+        BadInput: ``records`` holds no usable run.
+        DeviceError: no accelerator, or no stream that can be parked.
+    """
+    runs: list[Run] = []
+    problems: list[str] = []
+    if settings.records:
+        runs, problems = load_runs(settings.records, EXPERIMENT)
+        if not runs:
+            raise BadInput("records: no usable lifetime run:\n" + "\n".join(problems))
+    elif settings.device is DeviceChoice.ACCELERATOR:
+        wanted = settings.lifetime(DeviceChoice.ACCELERATOR)
+        runs = [record_lifetime(wanted, hardware_root, progress)]
+    asked = {run.provenance.run_id for run in runs}
+    present = [folder for folder in settings.measured if Path(folder).is_dir()]
+    recorded, more = load_runs(present, EXPERIMENT)
+    problems += more
+    runs += [run for run in recorded if run.provenance.run_id not in asked]
+    finished = []
+    for run in runs:
+        if run.provenance.exit_state == "finished":
+            finished.append(run)
+        else:
+            problems.append(f"{run.provenance.run_id} is {run.provenance.exit_state}")
+    measured = [run for run in finished if run.provenance.evidence is Evidence.MEASURED]
+    # what was asked for goes before what merely lies there
+    measured = [run for run in measured if run.provenance.run_id in asked] or measured
+    simulated = largest(
+        run
+        for run in finished
+        if run.provenance.evidence is Evidence.SIMULATED and run.provenance.run_id in asked
+    )
+    if simulated is None:
+        wanted = settings.lifetime(DeviceChoice.VIRTUAL)
+        simulated = record_lifetime(wanted, simulated_root, progress)
+    comparisons, more = load_runs(present, DETECTORS)
+    problems += more
+    detectors = [
+        run
+        for run in comparisons
+        if run.provenance.evidence is Evidence.MEASURED and run.provenance.exit_state == "finished"
+    ]
+    return LifetimeRuns(
+        simulated,
+        largest(measured),
+        max(detectors, key=lambda run: run.provenance.run_id, default=None),
+        tuple(problems),
+    )
+
+
+def largest(runs: Iterable[Run]) -> Run | None:
+    """Of the runs with most trials, the newest; ``None`` of none."""
+    return max(
+        runs,
+        key=lambda run: (int(run.tables["trials"]["trials"].sum()), run.provenance.run_id),
+        default=None,
+    )
+
+
+def plain(trials: pd.DataFrame) -> pd.DataFrame:
+    """Rows with enum members as text, so that they compare alike however they were made."""
+    rows = trials.copy()
+    for column in ("protocol", "window"):
+        rows[column] = [str(value) for value in rows[column]]
+    return rows
+
+
+def words(name: object) -> str:
+    """A path's or a protocol's name as text."""
+    return "clean()" if name == "clean" else str(name).replace("_", " ")
+
+
+def seven_paths(trials: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the seven paths, without the graph arm."""
+    rows = plain(trials)
+    return rows[rows["path"] != GRAPH_OUTPUT]
+
+
+def counts_table(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row a path, one column a protocol: stale trials with its protection / without."""
+    rows = seven_paths(trials)
+    table = []
+    for path, group in rows.groupby("path", sort=False):
+        line = {"path": words(path)}
+        for protocol in dict.fromkeys(rows["protocol"]):
+            cells = group[group["protocol"] == protocol]
+            found = {row.arm: f"{row.stale}/{row.trials}" for row in cells.itertuples()}
+            line[protocol] = " · ".join(found.get(arm, "–") for arm in (PROTECTED, CONTROL))
+        table.append(line)
+    return pd.DataFrame(table)
+
+
+def exposure_table(trials: pd.DataFrame) -> pd.DataFrame:
+    """When each path's race is open in the engine before the fix, and whether it drops there."""
+    rows = seven_paths(trials).drop_duplicates("path")
+    return pd.DataFrame(
+        {
+            "path": words(row.path),
+            "window": row.window,
+            "the pre-fix engine itself drops the source": "yes" if row.engine_drops else "no",
+            "what drops it, or keeps it": row.engine_why,
+        }
+        for row in rows.itertuples()
+    )
+
+
+def nets_table(trials: pd.DataFrame) -> pd.DataFrame:
+    """Of the stale trials of the controls: those that the epoch tag or a bounds guard stops."""
+    rows = plain(trials)
+    rows = rows[(rows["arm"] == CONTROL) & (rows["path"] != GRAPH_OUTPUT)]
+    sums = rows.groupby("protocol", sort=False)[["stale", "tag_caught", "guard_caught"]].sum()
+    return sums.reset_index().rename(
+        columns={
+            "protocol": "protection taken from",
+            "tag_caught": "epoch tag alone",
+            "guard_caught": "bounds guard alone",
+        }
+    )
+
+
+def unexpected(trials: pd.DataFrame) -> list[str]:
+    """Points that are not as the fix says: protected never stale, controls always."""
+    rows = plain(trials)
+    wanted = rows["trials"].where(rows["arm"] == CONTROL, 0)
+    return [
+        f"{row.point_id}: {row.stale} of {row.trials}"
+        for row in rows[rows["stale"] != wanted].itertuples()
+    ]
+
+
+def graph_counts(trials: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """Stale and trials of the graph arm: ``control`` holds alone, ``protected`` also waits."""
+    rows = trials[trials["path"] == GRAPH_OUTPUT]
+    return {
+        str(arm): (int(stale), int(count))
+        for arm, stale, count in zip(rows["arm"], rows["stale"], rows["trials"], strict=True)
+    }
+
+
+# -- explorations and mutations
+
+
+def exploration_table(rows: Sequence[ExplorationRow], depth: int) -> pd.DataFrame:
+    """One row a path, one column a protocol: schedules run at that depth, and what they showed."""
+    table = []
+    for path in dict.fromkeys(row.path for row in rows):
+        line = {"path": words(path)}
+        for row in rows:
+            if row.path == path and row.depth == depth:
+                result = row.violations.split(", ") if row.violations else []
+                shown = "foreign bytes" if "foreign bytes" in result else (result or ["holds"])[0]
+                more = "" if row.complete else "+"
+                line[str(row.protocol)] = f"{row.schedules}{more}: {shown}"
+        table.append(line)
+    return pd.DataFrame(table)
+
+
+def proved(rows: Sequence[ExplorationRow], protocol: CopyProtocol) -> bool:
+    """Whether every program of that protocol was covered in full and broke nothing."""
+    own = [row for row in rows if row.protocol is protocol]
+    return bool(own) and all(row.complete and not row.violations for row in own)
+
+
+def mutations_table(rows: Sequence[MutationRow]) -> pd.DataFrame:
+    """The mutations that change something, and what caught each."""
+    return pd.DataFrame(
+        {
+            "mutation": row.mutation,
+            "breaks": row.edge,
+            "caught by": "NOT CAUGHT" if row.killed_by is None else row.killed_by,
+            "on": "–" if row.path is None else f"{words(row.path)}, {row.protocol}",
+            "depth": row.depth,
+            "steps": row.steps,
+            "foreign bytes from depth": "never" if row.foreign_depth is None else row.foreign_depth,
+            "tag alone": row.tag_alone,
+            "guard alone": row.guard_alone,
+        }
+        for row in rows
+        if not row.equivalent
+    )
+
+
+def equivalents_table(rows: Sequence[MutationRow]) -> pd.DataFrame:
+    """The mutations that change nothing, and why."""
+    return pd.DataFrame(
+        {
+            "mutation": row.mutation,
+            "what it does": row.what,
+            "schedules": row.schedules,
+            "caught": "yes" if row.caught else "no",
+            "why it changes nothing": row.argument,
+        }
+        for row in rows
+        if row.equivalent
+    )
+
+
+def caught(rows: Sequence[MutationRow], name: str) -> MutationRow | None:
+    """The mutation of that name, if it was caught."""
+    return next((row for row in rows if row.mutation == name and row.caught), None)
+
+
+# -- detectors
+
+
+def sanitize_scenarios() -> pd.DataFrame:
+    """Every scenario under the sanitizer on the virtual device, in this process.
+
+    Returns:
+        scenario, faulty, expected, found, right (exactly the expected kinds of finding).
+    """
+    rows = []
+    for scenario in load_scenarios().SCENARIOS.values():
+        with sanitizer() as report:
+            device = open_device(DeviceChoice.VIRTUAL)
+            scenario.program(device)
+            device.synchronize()
+        kinds = {finding.kind for finding in report.findings}
+        rows.append(
+            {
+                "scenario": scenario.name,
+                "faulty": scenario.faulty,
+                "expected": expected_kinds(scenario),
+                "found": "+".join(sorted(kinds)) or "nothing",
+                "right": kinds == set(scenario.expected),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def detectors_table(run: Run) -> pd.DataFrame:
+    """Counts a detector: caught, missed, false alarms, lines named, and its slow-down."""
+    rows, times = run.tables["detectors"], run.tables.get("slowdown", pd.DataFrame())
+    table = []
+    for name in Detector:
+        own = rows[[str(value) == str(name) for value in rows["detector"]]]
+        if own.empty or name is Detector.NOTHING:
+            continue
+        results = [str(value) for value in own["result"]]
+        faulty, correct = int(own["faulty"].sum()), int((~own["faulty"].astype(bool)).sum())
+        caught_rows = own[[result == str(Result.CAUGHT) for result in results]]
+        slow = "–"
+        if len(times):
+            arm = times[[str(value) == str(name) for value in times["arm"]]]["slow_down"].dropna()
+            slow = f"{float(arm.median()):.2f}x" if len(arm) else "–"
+        table.append(
+            {
+                "detector": str(name),
+                "caught": f"{results.count(str(Result.CAUGHT))} of {faulty}",
+                "false alarms": f"{results.count(str(Result.FALSE_ALARM))} of {correct}",
+                "did not end": results.count(str(Result.FAILED)),
+                "not installed": results.count(str(Result.ABSENT)),
+                "names the copy": _named(caught_rows["names_copy"]),
+                "names the free": _named(caught_rows["names_free"]),
+                "names the reuse": _named(caught_rows["names_reuse"]),
+                "decode step": slow,
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def _named(column: pd.Series) -> str:
+    known = column.dropna()
+    return f"{int(known.astype(bool).sum())} of {len(known)}" if len(known) else "–"
+
+
+def scenarios_table(run: Run) -> pd.DataFrame:
+    """One row a scenario, one column a detector: its result."""
+    rows = run.tables["detectors"]
+    rows = rows.assign(detector=[str(value) for value in rows["detector"]])
+    rows = rows[rows["detector"] != str(Detector.NOTHING)]
+    table = []
+    for (scenario, expected), group in rows.groupby(["scenario", "expected"], sort=False):
+        line = {"scenario": scenario, "missing order": expected}
+        line |= {str(row.detector): str(row.result) for row in group.itertuples()}
+        table.append(line)
+    return pd.DataFrame(table)
