@@ -14,7 +14,7 @@
 
 PROFILE ?= ci
 TORCH_INDEX ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2
 BIN := .venv/bin
 
 # from the command line alone: containers set a variable ENV for their shells
