@@ -15,6 +15,7 @@ import pandas as pd
 from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from atom.benchmarks.lifetime_check import counterexample, replay_recorded
 from atom.benchmarks.lifetime_paths import LifetimePath
@@ -56,7 +57,7 @@ def _counts_panel(
         colour = "white" if shares[i, j] > 0.6 else "black"
         axes.text(j, i, f"{stale}/{trials}", ha="center", va="center", fontsize=9, color=colour)
     for i, j in zip(*np.nonzero(np.isnan(shares)), strict=True):
-        axes.text(j, i, "nothing\nto take", ha="center", va="center", fontsize=7, color="#555555")
+        axes.text(j, i, "protects\nnothing", ha="center", va="center", fontsize=7, color="#555555")
     axes.imshow(shares, cmap="Oranges", vmin=0, vmax=1.25, aspect="auto")
     axes.set_xticks(range(len(protocols)), protocols, fontsize=8)
     axes.set_yticks(range(len(paths)), [words(path) for path in paths])
@@ -165,6 +166,7 @@ def schedules_figure(schedules: Sequence[Schedule]) -> Figure:
         last = number == len(schedules) - 1
         timeline_plot(axes, one.spans, one.ownership, legend=last, unit="steps of the schedule")
         axes.set_title(f"{one.protocol}: {one.got}")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not last:
             axes.set_xlabel("")
     return figure
@@ -197,7 +199,7 @@ def show_code(columns: Sequence[tuple[str, Sequence[Callable[..., Any]]]]) -> No
         cells.append(
             '<div style="flex: 1 1 24em; min-width: 0">'
             f'<p class="atom-say"><b>{html.escape(heading)}</b></p>'
-            '<pre style="overflow-x: auto; font-size: 0.85em">'
+            '<pre style="white-space: pre-wrap; font-size: 0.8em">'
             f"<code>{html.escape(text)}</code></pre></div>"
         )
         plain.append(f"--- {heading}\n{text}")

@@ -19,7 +19,7 @@ from atom.lifetime.detector_rows import Detector, Result
 from atom.lifetime.sanitizer import sanitizer
 from atom.workbook.detector_record import EXPERIMENT as DETECTORS
 from atom.workbook.lifetime_runs import record_lifetime
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, load_published, load_runs
 from atom.workbook.sweep_progress import SweepProgress
 
 
@@ -144,6 +144,35 @@ def counts_table(trials: pd.DataFrame) -> pd.DataFrame:
             cells = group[group["protocol"] == protocol]
             found = {row.arm: f"{row.stale}/{row.trials}" for row in cells.itertuples()}
             line[protocol] = " · ".join(found.get(arm, "–") for arm in (PROTECTED, CONTROL))
+        table.append(line)
+    return pd.DataFrame(table)
+
+
+def beside_published(trials: dict[Evidence, pd.DataFrame]) -> pd.DataFrame:
+    """Published counts of the lifetime test, and ours: a row a path and arm.
+
+    Args:
+        trials: rows of the trials table, by kind of evidence.
+    """
+    arms = {"holds": (CopyProtocol.HOLD, PROTECTED), "control": (CopyProtocol.HOLD, CONTROL)}
+    found = {kind: seven_paths(rows) for kind, rows in trials.items()}
+    table = []
+    for row in load_published("lifetime_controls").itertuples():
+        protocol, arm = arms.get(str(row.arm), (CopyProtocol.UNPATCHED, CONTROL))
+        path = "clean" if row.path == "clean()" else str(row.path).replace(" ", "_")
+        line = {
+            "path": str(row.path),
+            "arm": str(row.arm),
+            "published, mi355x": f"{row.stale_trials}/{row.trials}",
+        }
+        for kind, rows in found.items():
+            own = rows[
+                (rows["path"] == path.replace("-", "_"))
+                & (rows["protocol"] == str(protocol))
+                & (rows["arm"] == arm)
+            ]
+            counts = [f"{one.stale}/{one.trials}" for one in own.itertuples()]
+            line[str(kind)] = counts[0] if counts else "–"
         table.append(line)
     return pd.DataFrame(table)
 

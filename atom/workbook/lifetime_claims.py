@@ -142,7 +142,11 @@ def contract_arguments(
             f"{before.alive} unpatched, {after.alive} with hold",
             "detail": "the copy reads the first rows of a larger block",
         },
-        "mech-17": {"value": by_path["spec_status"].copies},
+        "mech-17": {
+            "value": by_path["spec_status"].copies,
+            "detail": f"{by_path['spec_status'].copied_bytes} of the verdict's "
+            f"{by_path['spec_status'].block_bytes} bytes travel: its first rows and their tags",
+        },
         "contract-01": {
             "value": len(kinds),
             "detail": ", ".join(sorted(kind.label for kind in kinds)),

@@ -30,6 +30,7 @@ from atom.device.virtual import VirtualDevice
 from atom.transfer.d2h_queue import D2HQueue
 from atom.transfer.payload import Payload, PayloadKind
 from atom.workbook.lifetime_log import TransferLog, where_it_lives
+from atom.workbook.published_tables import load_published
 
 
 class CountingDevice(VirtualDevice):
@@ -56,6 +57,7 @@ class SourceFact:
         released_in: functions on the stack when the block died, in the transfer code.
         after_event: whether the host knew of the copy's end before the block died.
         copies: copies queued by one send.
+        copied_bytes, block_bytes: what travels of the source, and how large it is.
         events_recorded: events recorded on the copy stream by one send.
         events_made: events created by one send after the first.
         told: calls of ``record_stream`` by one send.
@@ -70,6 +72,8 @@ class SourceFact:
     released_in: tuple[str, ...]
     after_event: bool
     copies: int
+    copied_bytes: int
+    block_bytes: int
     events_recorded: int
     events_made: int
     told: int
@@ -124,6 +128,8 @@ def trace_source(kind: type[TransferPath], protocol: CopyProtocol) -> SourceFact
         released_in=released,
         after_event=known is not None and died is not None and known < died,
         copies=sum(moment.what == "copied" for moment in before),
+        copied_bytes=layout.host_bytes,
+        block_bytes=layout.total_bytes,
         events_recorded=len(recorded),
         events_made=made,
         told=sum(moment.what == "told" for moment in before),
@@ -179,6 +185,33 @@ def facts_table(facts: list[SourceFact]) -> pd.DataFrame:
         }
         for fact in facts
     )
+
+
+_PUBLISHED_NAMES = {
+    "sampled token ids": "token ids",
+    "sampled logprobs": "logprobs",
+    "spec status": "spec status",
+    "draft ids": "draft ids",
+    "DSpark ell": "ell",
+}
+
+
+def beside_published(facts: list[SourceFact]) -> pd.DataFrame:
+    """The published table of the five sources, and what was found of each."""
+    rows = []
+    for line in load_published("copy_sources").itertuples():
+        name = str(line.source)
+        own = [fact for fact in facts if fact.kind.label == _PUBLISHED_NAMES[name]]
+        rows.append(
+            {
+                "source": name,
+                "published: kept by": line.kept_by,
+                "found: reference in": ", ".join(str(fact.lives_in) for fact in own),
+                "published: released after": line.released_after,
+                "found: event seen in": ", ".join(fact.known_by for fact in own),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 @dataclass(frozen=True)
@@ -259,9 +292,15 @@ def clean_rebuilds_last() -> bool:
     processor, before = first.processor, len(log.moments)
     if log.of("died"):
         return False
+    build, built = processor._build_queues, []
+
+    def note_and_build() -> None:
+        built.append(len(log.moments) - before)
+        build()
+
+    processor._build_queues = note_and_build  # type: ignore[method-assign]
     processor.clean()
     after = log.moments[before:]
-    rebuilt = any("_build_queues" in name for m in after for name in m.callers)
     seen = {id(moment.about) for moment in after if moment.what == "observed"}
     deaths = [number for number, moment in enumerate(after) if moment.what == "died"]
     entry_waits = [
@@ -272,7 +311,8 @@ def clean_rebuilds_last() -> bool:
     # four payloads: status, draft ids, ids with logprobs
     return (
         len(deaths) == len(paths) + 1
-        and not rebuilt
+        and len(built) == 1
+        and max(deaths) < built[0]
         and all(id(event) in seen for event in events)
         and bool(entry_waits)
         and max(entry_waits) < min(deaths)
