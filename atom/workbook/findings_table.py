@@ -8,6 +8,7 @@ from atom.config import CopyProtocol
 from atom.workbook.race_analysis import label_of, summarise, tag_coverage
 from atom.workbook.race_comparison import published_cells
 from atom.workbook.records import Run
+from atom.workbook.statistics import exact_interval
 
 BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"
 
@@ -32,10 +33,13 @@ def findings_markdown(run: Run) -> str:
     """
     trials = run.tables["trials"]
     arms = summarise(trials).set_index("arm")
+    processes = int(trials["process"].nunique())
+    _, alone = exact_interval(0, processes)
     lines = [
         BEGIN,
-        f"Stale status reads of trials, measured ({label_of(run)}), 95% intervals clustered by",
-        "process:",
+        f"Stale status reads of trials, measured ({label_of(run)}), in {processes} processes.",
+        "The 95% intervals are clustered by process. Where all processes agree they are those of",
+        f"independent trials; 0 of {processes} processes alone would leave up to {alone:.0%} open.",
         "",
         "| in front of the status copy | " + " | ".join(map(str, PROTOCOLS)) + " |",
         "|---|" + "---|" * len(PROTOCOLS),

@@ -28,6 +28,15 @@ _COUNTED = {
     "micro-07": (CopyProtocol.UNPATCHED, Front.MATMUL, _ONE),
     "micro-08": (CopyProtocol.RECORD_STREAM, Front.MATMUL, _ONE),
 }
+#: clean rows, and the racing row of the same run that shows that they could have been stale
+_CONTRAST = {
+    "mech-04": "micro-03",
+    "micro-04": "micro-03",
+    "micro-06": "micro-05",
+    "micro-07": "micro-05",
+}
+#: cells that the source leaves empty: there is nothing to compare with
+_GAPS = ("micro-08",)
 #: claims of a stale row: the published process did not share the default stream's queue
 _RACING = ("micro-03", "micro-05")
 
@@ -58,6 +67,11 @@ def claim_arguments(run: Run) -> dict[str, dict[str, Any]]:
             queue_setting=queues,
         )
         found[claim] = _counted(cell, claim in _RACING and simulated)
+    found = {claim: _with_contrast(claim, found) for claim in found}
+    for claim, queues in (("micro-05", _FOUR), ("micro-07", _ONE)):
+        if "detail" in found[claim]:
+            parts = (found[claim]["detail"], _by_kernel(rows, queues))
+            found[claim]["detail"] = "; ".join(part for part in parts if part)
     found |= _findings(rows, simulated)
     if simulated:
         shared = rows[
@@ -74,9 +88,48 @@ def claim_arguments(run: Run) -> dict[str, dict[str, Any]]:
             )
             found |= {claim: {"reason": reason} for claim in (*_COUNTED, "life-05")}
     return {
-        claim: ({**arguments, **common} if "reason" not in arguments else arguments)
+        claim: arguments
+        if "reason" in arguments and arguments.get("testable", True)
+        else {**arguments, **common}
         for claim, arguments in found.items()
     }
+
+
+def _with_contrast(claim: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The claim's arguments, or why its clean count decides nothing."""
+    arguments = found[claim]
+    if "stale" not in arguments:
+        return arguments
+    counts = _total(arguments)
+    if claim in _GAPS:
+        return {"testable": False, "reason": f"the source gives no value; found here: {counts}"}
+    contrast = found.get(_CONTRAST.get(claim, ""), {})
+    if "stale" not in contrast or sum(contrast["stale"]) or sum(arguments["stale"]):
+        return arguments
+    return {
+        "value": counts,
+        "undecided": f"its contrast {_CONTRAST[claim]} has {_total(contrast)} in the same run: "
+        "nothing could have failed",
+        "detail": arguments["detail"],
+    }
+
+
+def _total(arguments: dict[str, Any]) -> str:
+    return f"{sum(arguments['stale'])}/{sum(arguments['trials'])} stale"
+
+
+def _by_kernel(rows: pd.DataFrame, queues: str) -> str:
+    cell = select(
+        rows,
+        protocol=CopyProtocol.UNPATCHED,
+        front=Front.MATMUL,
+        copy_path=CopyPath.KERNEL,
+        queue_setting=queues,
+    )
+    if cell.empty:
+        return ""
+    stale, trials = int(cell["stale"].sum()), int(cell["trials"].sum())
+    return f"judged on copies by engine; copies by kernel there: {stale}/{trials} stale"
 
 
 def _counted(cell: pd.DataFrame, racing_in_simulation: bool) -> dict[str, Any]:
@@ -85,9 +138,17 @@ def _counted(cell: pd.DataFrame, racing_in_simulation: bool) -> dict[str, Any]:
         shares = cell["shares_default_queue"].fillna(False).astype(bool)
         shared, cell = cell[shares], cell[~shares]
         if not shared.empty:
+            both, own = (
+                len(set(shared["process"]) | set(cell["process"])),
+                cell["process"].nunique(),
+            )
+            counts = [
+                (int(part["stale"].sum()), int(part["trials"].sum())) for part in (shared, cell)
+            ]
             detail = (
-                f"processes whose copy stream shares the default stream's queue are apart: "
-                f"{int(shared['stale'].sum())}/{int(shared['trials'].sum())} stale there"
+                f"conditional: {own} of {both} processes, whose copy stream has not the default "
+                f"stream's queue; in the others {counts[0][0]}/{counts[0][1]} stale, all together "
+                f"{counts[0][0] + counts[1][0]}/{counts[0][1] + counts[1][1]}"
             )
     if cell.empty:
         return {"reason": _NO_ARM}

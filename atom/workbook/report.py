@@ -110,23 +110,21 @@ def _check(folders: Sequence[Path], root: Path, *, as_json: bool) -> int:
     """Compare reports with what their sources and rows give."""
     from atom.workbook.report_check import check_report
 
-    checks: dict[str, Check | None] = {}
-    for folder in folders:
-        name = _shown(folder.resolve(), root)
-        checks[name] = check_report(folder, root) if folder.exists() else None
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    if missing:
+        raise BadInput(f"report --check: no such folder: {', '.join(missing)}")
+    checks = {_shown(folder.resolve(), root): check_report(folder, root) for folder in folders}
     if as_json:
-        values = {name: None if one is None else asdict(one) for name, one in checks.items()}
+        values = {name: asdict(one) for name, one in checks.items()}
         print(json.dumps({"format": 1, "reports": values}, indent=1))
     for name, check in checks.items():
         if not as_json:
             _tell_check(name, check)
-    return max(0 if check is None else check.exit_code for check in checks.values())
+    return max(check.exit_code for check in checks.values())
 
 
-def _tell_check(name: str, check: Check | None) -> None:
-    if check is None:
-        print(f"skipped: {name} does not exist, so there is nothing to check")
-    elif not check.differences:
+def _tell_check(name: str, check: Check) -> None:
+    if not check.differences:
         print(f"{name}: {check.notebooks} notebooks and {check.verdicts} verdicts as committed")
     else:
         for line in check.differences:

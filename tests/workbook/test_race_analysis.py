@@ -189,6 +189,31 @@ def test_a_stale_fixed_arm_contradicts_its_claim(run: Run) -> None:
     assert settled.verdict is Verdict.DIFFERS
 
 
+def test_a_clean_count_decides_nothing_where_its_contrast_is_clean_too(run: Run) -> None:
+    claims, judged = load_claims(), {}
+    rows = run.tables["trials"].copy()
+    racing = rows["arm"].isin(["queue/4/unpatched/matmul/engine"])
+    assert race_analysis.with_stale(rows[racing])["stale"].sum() > 0
+    for name, table in (("racing", rows), ("clean", rows.copy())):
+        if name == "clean":
+            table.loc[racing, "clean"] = table.loc[racing, "trials"]
+            table.loc[racing, ["overwritten", "partial", "torn", "tag_caught", "tag_missed"]] = 0
+        changed = Run(run.path, run.provenance, {**run.tables, "trials": table})
+        arguments = claim_arguments(changed)["micro-06"]
+        judged[name] = judge(claims["micro-06"], Evidence.SIMULATED, **arguments)
+    assert "nothing could have failed" in judged["clean"].detail
+    assert judged["clean"].verdict is Verdict.INCONCLUSIVE
+    assert "nothing could have failed" not in judged["racing"].detail
+
+
+def test_an_empty_published_cell_is_not_reproduced(run: Run) -> None:
+    settled = judge(
+        load_claims()["micro-08"], Evidence.SIMULATED, **claim_arguments(run)["micro-08"]
+    )
+    assert settled.verdict is Verdict.NOT_TESTABLE_HERE
+    assert "gives no value; found here: 0/" in settled.detail
+
+
 def test_a_run_without_an_arm_leaves_its_claims_open(run: Run) -> None:
     rows = run.tables["trials"]
     partly = Run(run.path, run.provenance, {**run.tables, "trials": rows[rows["grid"] == "batch"]})
