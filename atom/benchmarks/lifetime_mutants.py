@@ -248,8 +248,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             Change(
                 CopyStrategy,
                 "send",
-                "copy(slot.target(layout)",
-                "slot.event.record(stream); copy(slot.target(layout)",
+                "copy(slot.target(payload.layout)",
+                "slot.event.record(stream); copy(slot.target(payload.layout)",
             ),
             Change(CopyStrategy, "send", _SEND_RECORD, "pass"),
         ),
@@ -264,8 +264,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             Change(
                 CopyStrategy,
                 "send",
-                "slots.append(slot)",
-                "slots.append(slot); len(slots) > 1 or slot.event.record(stream)",
+                "stream=stream, path=path)",
+                "stream=stream, path=path); slot is not slots[0] or slot.event.record(stream)",
             ),
             Change(CopyStrategy, "send", _SEND_RECORD, "pass"),
         ),

@@ -27,6 +27,7 @@ from atom.transfer.payload import (
     PayloadKind,
     PayloadLayout,
     payload_layout,
+    refuse_other_kind,
     stale_payload,
 )
 from atom.transfer.pinned_ring import PinnedRing, PinnedSlot
@@ -103,7 +104,9 @@ class TokenIDProcessor:
         # So sources are allocated outside graphs, fresh every step.
         self.async_copy_stream = device.new_stream() if copy_stream is None else copy_stream
         self.ring = PinnedRing(device, max_slots=max_slots)
-        self._lane = Lane.make(device, self.async_copy_stream, self.ring.acquire, copy_path)
+        self._lane = Lane.make(
+            device, self.async_copy_stream, self.ring.acquire, self.ring.release, copy_path
+        )
         self._build_queues()
 
     def _build_queues(self) -> None:
@@ -144,7 +147,15 @@ class TokenIDProcessor:
         return self._strategy.allocate(self._lane, layout, step)
 
     def send_to_cpu_async(self, token_ids: Payload, logprobs: Payload | None = None) -> Event:
-        """Queue sampled ids, and logprobs if there are any, with one completion event."""
+        """Queue sampled ids, and logprobs if there are any, with one completion event.
+
+        Raises:
+            WrongPayload: a payload is not what its argument says.
+            PinnedRingFull: no slots are left for all of them; nothing was queued.
+        """
+        refuse_other_kind(token_ids, PayloadKind.TOKEN_IDS, "send_to_cpu_async")
+        if logprobs is not None:
+            refuse_other_kind(logprobs, PayloadKind.LOGPROBS, "send_to_cpu_async")
         payloads = (token_ids,) if logprobs is None else (token_ids, logprobs)
         sent = self._strategy.send(self._lane, payloads)
         expected = tuple((payload.layout, payload.step) for payload in payloads)

@@ -13,13 +13,14 @@ import torch
 
 from atom.config import CopyProtocol
 from atom.device.interface import CopyPath, Device, Event, Stream
-from atom.errors import AtomError
+from atom.errors import AtomError, BadInput
 from atom.transfer.copy_protocol import STRATEGIES, Lane, held_payloads
 from atom.transfer.payload import (
     Payload,
     PayloadKind,
     PayloadLayout,
     payload_layout,
+    refuse_other_kind,
     stale_payload,
     tag_fault,
 )
@@ -52,6 +53,16 @@ class _OneOff(NamedTuple):
     copy_done: Event
     source: tuple[Payload, ...] | None
     target: PinnedSlot
+
+
+def _refuse_no_ell_map(values: object) -> None:
+    if not isinstance(values, dict):
+        raise BadInput(
+            f"ell_by_req is a dictionary of request id to length, got {values!r}; {{}} empties it"
+        )
+    for pair in values.items():
+        if any(not isinstance(number, int) or isinstance(number, bool) for number in pair):
+            raise BadInput(f"ell_by_req holds integers by integer request id, got {pair!r}")
 
 
 class EllRing:
@@ -94,7 +105,7 @@ class EllRing:
         self.dtype = dtype
         self.epoch_tag = epoch_tag
         self._strategy = STRATEGIES[CopyProtocol(protocol)]
-        self._lane = Lane.make(device, stream, self._ell_stage, copy_path)
+        self._lane = Lane.make(device, stream, self._ell_stage, self._ell_unstage, copy_path)
         slot_bytes = self._layout(slot_requests).host_bytes
         self._ell_slot_buffer = [self._new_buffer(slot_bytes, index) for index in range(slots)]
         self._ell_slot_event = [buffer.event for buffer in self._ell_slot_buffer]
@@ -130,9 +141,11 @@ class EllRing:
 
         Raises:
             EllMismatch: not one request for each element.
+            WrongPayload: ``ell`` is a payload of another kind.
         """
         if ell is None:
             return
+        refuse_other_kind(ell, PayloadKind.ELL, "record_ell")
         if ell.layout.shape != (len(req_ids),):
             raise EllMismatch(
                 f"ell of step {ell.step} has shape {ell.layout.shape} for {len(req_ids)} requests"
@@ -178,6 +191,11 @@ class EllRing:
         self._ell_oneoff_reserved.append(slot)
         return slot
 
+    def _ell_unstage(self, slot: PinnedSlot) -> None:
+        """Forget a one-off buffer that a failed send does not use. A ring slot needs nothing."""
+        if slot in self._ell_oneoff_reserved:
+            self._ell_oneoff_reserved.remove(slot)
+
     def _prune_oneoffs(self) -> None:
         for slot in [slot for slot in self._ell_oneoff_reserved if is_abandoned(slot)]:
             slot.event.record(self._lane.producer_stream)
@@ -218,7 +236,12 @@ class EllRing:
 
     @ell_by_req.setter
     def ell_by_req(self, values: dict[int, int]) -> None:
-        """Replace the map and forget what is pending. No source is freed by that."""
+        """Replace the map and forget what is pending. No source is freed by that.
+
+        Raises:
+            BadInput: not a dictionary of integers; the map stays as it was.
+        """
+        _refuse_no_ell_map(values)
         self._ell_by_req = values
         self._ell_pending = []
         self._ell_fault = None

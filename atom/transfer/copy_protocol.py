@@ -8,6 +8,7 @@ does about (c).
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ class Lane:
         device: where everything runs.
         stream: the copy stream.
         stage: gives a pinned slot of at least that many bytes that no reader and no writer uses.
+        unstage: takes a slot back that a failed send does not use.
         producer_stream: the stream that writes the sources and owns their blocks.
         copy_path: who moves the bytes.
         producer_event: reused by every send: a wait takes the latest record at the time of the
@@ -44,6 +46,7 @@ class Lane:
     device: Device
     stream: Stream
     stage: Callable[[int], PinnedSlot]
+    unstage: Callable[[PinnedSlot], None]
     producer_stream: Stream
     copy_path: CopyPath
     producer_event: Event
@@ -54,12 +57,13 @@ class Lane:
         device: Device,
         stream: Stream,
         stage: Callable[[int], PinnedSlot],
+        unstage: Callable[[PinnedSlot], None],
         copy_path: CopyPath = CopyPath.ENGINE,
         producer_event: Event | None = None,
     ) -> Lane:
         """A lane whose producer is the default stream. Creates an event if none is given."""
         event = device.new_event() if producer_event is None else producer_event
-        return cls(device, stream, stage, device.default_stream, copy_path, event)
+        return cls(device, stream, stage, unstage, device.default_stream, copy_path, event)
 
 
 class Sent(NamedTuple):
@@ -74,6 +78,28 @@ class Sent(NamedTuple):
     slots: tuple[PinnedSlot, ...]
     copy_done: Event
     source: tuple[Payload, ...] | None
+
+
+def stage_all(lane: Lane, payloads: Sequence[Payload]) -> tuple[PinnedSlot, ...]:
+    """One pinned slot a payload, or none: those taken before a failure are given back."""
+    slots: list[PinnedSlot] = []
+    try:
+        for payload in payloads:
+            slots.append(lane.stage(payload.layout.host_bytes))
+    except BaseException:
+        for slot in slots:
+            lane.unstage(slot)
+        raise
+    return tuple(slots)
+
+
+def _withdraw(lane: Lane, slots: Sequence[PinnedSlot]) -> None:
+    """Wait for whatever a failed send has queued, then give its slots back."""
+    # A device that fails here too has queued nothing more; the first error says why.
+    with contextlib.suppress(Exception):
+        lane.stream.synchronize()
+    for slot in slots:
+        lane.unstage(slot)
 
 
 class CopyStrategy:
@@ -94,22 +120,25 @@ class CopyStrategy:
         """Queue the copies of ``payloads``, with one completion event for all of them.
 
         ``produced`` is an event that was recorded behind the producers; ``None`` records one now.
+        A send that fails keeps no slot, and its caller may drop the payloads.
         """
+        # All slots first: a full ring must be found out before any copy reads a source.
+        slots = stage_all(lane, payloads)
         stream = lane.stream
-        if produced is None:
-            produced = lane.producer_event
-            produced.record(lane.producer_stream)
-        stream.wait_event(produced)
-        copy, stage, path = lane.device.copy, lane.stage, lane.copy_path
-        slots = []
-        for payload in payloads:
-            layout = payload.layout
-            slot = stage(layout.host_bytes)
-            copy(slot.target(layout), payload.copied, stream=stream, path=path)
-            slots.append(slot)
+        copy, path = lane.device.copy, lane.copy_path
         copy_done = slots[0].event
-        copy_done.record(stream)
-        return Sent(tuple(slots), copy_done, self.protect(lane, payloads, copy_done))
+        try:
+            if produced is None:
+                produced = lane.producer_event
+                produced.record(lane.producer_stream)
+            stream.wait_event(produced)
+            for payload, slot in zip(payloads, slots, strict=True):
+                copy(slot.target(payload.layout), payload.copied, stream=stream, path=path)
+            copy_done.record(stream)
+            return Sent(slots, copy_done, self.protect(lane, payloads, copy_done))
+        except BaseException:
+            _withdraw(lane, slots)
+            raise
 
     def protect(
         self, lane: Lane, payloads: tuple[Payload, ...], copy_done: Event
@@ -185,12 +214,17 @@ class ZeroCopy(CopyStrategy):
 
     def allocate(self, lane: Lane, layout: PayloadLayout, step: int) -> Payload:
         """A payload over a reserved pinned slot; rows that stay on the device get a block there."""
-        slot = lane.stage(layout.host_bytes)
         device = lane.device
         rest = None
+        # before the slot, which a failed allocation would lose
         if layout.rest_shape is not None:
             rest = device.empty(layout.rest_shape, layout.dtype, stream=lane.producer_stream)
-        alias = slot.alias(device)[: layout.host_bytes]
+        slot = lane.stage(layout.host_bytes)
+        try:
+            alias = slot.alias(device)[: layout.host_bytes]
+        except BaseException:
+            lane.unstage(slot)
+            raise
         payload = Payload(layout, step, alias, rest=rest, slot=slot)
         slot.reserved_by = weakref.ref(payload)
         return payload

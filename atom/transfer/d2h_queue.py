@@ -21,6 +21,7 @@ from atom.transfer.payload import (
     PayloadKind,
     PayloadLayout,
     payload_layout,
+    refuse_other_kind,
     stale_payload,
     tag_fault,
 )
@@ -115,7 +116,9 @@ class D2HQueue:
         self.epoch_tag = epoch_tag
         self.ring = PinnedRing(device, max_slots=max_slots) if ring is None else ring
         self._strategy = STRATEGIES[CopyProtocol(protocol)]
-        self._lane = Lane.make(device, stream, self.ring.acquire, copy_path, producer_event)
+        self._lane = Lane.make(
+            device, stream, self.ring.acquire, self.ring.release, copy_path, producer_event
+        )
         self._slots: deque[_D2HSlot] = deque()
 
     def __len__(self) -> int:
@@ -166,7 +169,12 @@ class D2HQueue:
 
         Returns:
             The transfer's completion event. It is reused: right until this transfer is received.
+
+        Raises:
+            WrongPayload: ``payload`` is of another kind than this queue's.
+            PinnedRingFull: no slot is left; nothing was queued.
         """
+        refuse_other_kind(payload, self.kind, f"the {self.kind.label} queue")
         sent = self._strategy.send(self._lane, (payload,), produced)
         self._slots.append(
             _D2HSlot(payload.layout, payload.step, sent.slots[0], sent.copy_done, sent.source)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from atom.device.interface import Device, Kernel, Stream
-from atom.errors import StalePayload
+from atom.errors import AtomError, StalePayload
 
 if TYPE_CHECKING:
     from atom.transfer.pinned_ring import PinnedSlot
@@ -204,6 +204,24 @@ class Payload:
             device.launch(STAMP, (), (tags,), scalars=(tag,), stream=stream)
 
 
+class WrongPayload(AtomError):
+    """A payload of one kind was handed to what sends another kind."""
+
+
+def refuse_other_kind(payload: Payload, kind: PayloadKind, who: str) -> None:
+    """Check that ``payload`` is what ``who`` sends.
+
+    Raises:
+        WrongPayload: it is of another kind; nothing has been queued.
+    """
+    found = payload.layout.kind
+    if found is not kind:
+        raise WrongPayload(
+            f"{who} takes {kind.label} and was given {found.label} of step {payload.step} "
+            f"{list(payload.layout.shape)}: send it where it was made"
+        )
+
+
 def tag_fault(layout: PayloadLayout, step: int, first: int, last: int) -> str | None:
     """What is wrong with the tags that the host found, in words; ``None`` if nothing is.
 
@@ -238,8 +256,10 @@ def stale_payload(fault: str) -> StalePayload:
     """The error of a payload whose tags are wrong, with what to do about it."""
     return StalePayload(
         f"{fault}. The source's bytes were written again before its copy ran, or the host read "
-        "before the copy ended. Check that the engine runs the 'hold' protocol and that no "
-        "static buffer is sent without its next writer waiting on the copy's event."
+        "before the copy ended, or the payload was never stamped and its tags are what its block "
+        "held before. Check that every payload is stamped behind its data, that the engine runs "
+        "the 'hold' protocol and that no static buffer is sent without its next writer waiting on "
+        "the copy's event."
     )
 
 

@@ -17,7 +17,7 @@ from atom.device.virtual import VirtualDevice
 from atom.errors import DeviceError, StalePayload
 from atom.model_engine.output_transfer import TokenIDProcessor, UnpatchedWarning
 from atom.transfer.d2h_queue import D2HQueue, NothingQueued, SpecStatusQueue
-from atom.transfer.payload import Payload, epoch_tag
+from atom.transfer.payload import Payload, WrongPayload, epoch_tag
 from atom.transfer.pinned_ring import PinnedRingFull
 
 
@@ -353,3 +353,94 @@ def test_a_received_tensor_does_not_change_when_its_slot_is_reused(device: Virtu
     path.receive()
     assert path.processor.ring.grown == 1
     assert first.unique().tolist() == [1]
+
+
+# -- a send that fails
+
+
+def _ids_and_logprobs(processor: TokenIDProcessor, step: int) -> tuple[Payload, Payload]:
+    payloads = processor.new_token_ids(step, (BATCH,)), processor.new_logprobs(step, (BATCH,))
+    for payload in payloads:
+        payload.stamp(processor.device)
+    return payloads
+
+
+def test_a_ring_that_is_full_at_the_second_payload_queues_and_keeps_nothing(
+    device: VirtualDevice,
+) -> None:
+    processor = TokenIDProcessor(device, max_slots=3)
+    processor.send_to_cpu_async(*_ids_and_logprobs(processor, 1))
+    stream = processor.async_copy_stream
+    stream.synchronize()
+    for _ in range(3):
+        payloads = _ids_and_logprobs(processor, 2)
+        device.default_stream.synchronize()
+        with pytest.raises(PinnedRingFull):
+            processor.send_to_cpu_async(*payloads)
+        # a queued copy would still read a source that nobody holds
+        assert stream.query()
+        assert (processor.ring.busy, processor.copies_in_flight) == (2, 1)
+    processor.recv_async_output()
+    payloads = _ids_and_logprobs(processor, 2)
+    processor.send_to_cpu_async(*payloads)
+    processor.clean()
+    assert processor.ring.busy == 0
+
+
+@pytest.mark.parametrize("protocol", [CopyProtocol.HOLD, CopyProtocol.RECORD_STREAM])
+def test_a_copy_that_fails_leaves_none_of_its_send_in_flight(
+    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, protocol: CopyProtocol
+) -> None:
+    processor = TokenIDProcessor(device, protocol)
+    payloads = _ids_and_logprobs(processor, 1)
+    copy, calls = device.copy, []
+
+    def failing_copy(*arguments: Any, **more: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise DeviceError("no second copy")
+        copy(*arguments, **more)
+
+    monkeypatch.setattr(device, "copy", failing_copy)
+    with pytest.raises(DeviceError, match="no second copy"):
+        processor.send_to_cpu_async(*payloads)
+    assert len(calls) == 2
+    assert processor.async_copy_stream.query()
+    assert (processor.ring.busy, processor.live_sources()) == (0, 0)
+
+
+def test_a_zero_copy_payload_that_gets_no_device_memory_loses_no_slot(
+    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = TokenIDProcessor(device, CopyProtocol.ZERO_COPY)
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise DeviceError("no memory")
+
+    monkeypatch.setattr(device, "empty", no_memory)
+    with pytest.raises(DeviceError, match="no memory"):
+        processor.spec_status.new_verdict(1, BATCH, rows=4)
+    assert processor.ring.busy == 0
+
+
+def test_a_payload_of_another_kind_is_refused_before_anything_is_queued(
+    device: VirtualDevice,
+) -> None:
+    processor = TokenIDProcessor(device)
+    ids, logprobs = _ids_and_logprobs(processor, 5)
+    for send in (
+        lambda: processor.draft_ids.send(ids),
+        lambda: processor.spec_status.send(ids),
+        lambda: processor.send_to_cpu_async(logprobs),
+        lambda: processor.send_to_cpu_async(ids, ids),
+    ):
+        with pytest.raises(WrongPayload, match="of step 5"):
+            send()
+    assert (processor.ring.busy, processor.copies_in_flight) == (0, 0)
+
+
+def test_a_payload_without_its_stamp_is_named_as_a_possible_cause(device: VirtualDevice) -> None:
+    processor = TokenIDProcessor(device)
+    processor.send_to_cpu_async(processor.new_token_ids(1, (BATCH,)))
+    with pytest.raises(StalePayload, match="never stamped"):
+        processor.recv_async_output()

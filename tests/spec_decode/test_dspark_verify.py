@@ -14,9 +14,10 @@ from torch import Tensor
 from atom.config import CopyProtocol
 from atom.device.interface import Kernel, Stream
 from atom.device.virtual import VirtualDevice
-from atom.errors import StalePayload
+from atom.errors import BadInput, DeviceError, StalePayload
 from atom.spec_decode.dspark_verify import MAX_ELL_INFLIGHT, EllMismatch, EllRing
-from atom.transfer.payload import Payload
+from atom.transfer.d2h_queue import D2HQueue
+from atom.transfer.payload import Payload, WrongPayload
 
 PARK_SECONDS = 0.02
 SLOTS = 2
@@ -311,3 +312,33 @@ def test_element_type_and_sizes_are_checked() -> None:
     assert bench.ring.new_ell(1, 4).data.dtype == torch.int32
     with pytest.raises(ValueError, match="at least 1"):
         EllRing(bench.device, bench.stream, slots=0)
+
+
+@pytest.mark.parametrize("values", [None, [1, 2], {"a": 1}, {1: 2.0}, {1: None}, {1: True}])
+def test_what_is_no_map_of_integers_is_refused_and_changes_nothing(values: Any) -> None:
+    ring = Bench().ring
+    ring.ell_by_req = {3: 4}
+    with pytest.raises(BadInput, match="ell_by_req"):
+        ring.ell_by_req = values
+    assert ring.ell_by_req == {3: 4}
+
+
+def test_a_payload_of_another_kind_is_no_ell() -> None:
+    bench = Bench()
+    other = D2HQueue(bench.device, bench.stream).new_payload(1, (2,), torch.int32)
+    with pytest.raises(WrongPayload, match="ell"):
+        bench.ring.record_ell([1, 2], other)
+
+
+def test_a_one_off_buffer_of_a_failed_send_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    ell = bench.ring.new_ell(1, REQUESTS * 40)
+
+    def failing_copy(*_: Any, **__: Any) -> None:
+        raise DeviceError("no copy")
+
+    monkeypatch.setattr(bench.device, "copy", failing_copy)
+    with pytest.raises(DeviceError, match="no copy"):
+        bench.ring.record_ell(range(REQUESTS * 40), ell)
+    assert bench.ring._ell_oneoff_reserved == []
+    assert bench.ring.live_sources() == 0
