@@ -22,7 +22,10 @@ _ROOT = Path(__file__).resolve().parents[1]
 _WRITTEN = [stem for stem, spec in NOTEBOOKS.items() if not spec.planned]
 _ONE = "01_fault_arithmetic"
 #: edits that a reader makes in the parameters cell; the whole sizes are executed by make report
-_SMALLER: dict[str, dict[str, Any]] = {"02_race_microbenchmark": {"trials": 4, "processes": 4}}
+_SMALLER: dict[str, dict[str, Any]] = {
+    "02_race_microbenchmark": {"trials": 4, "processes": 4},
+    "03_source_lifetime": {"trials": 4, "explore_depth": 1, "mutation_depth": 1},
+}
 
 
 @pytest.fixture(autouse=True)

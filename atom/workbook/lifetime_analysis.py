@@ -151,22 +151,19 @@ def counts_table(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_published(trials: dict[Evidence, pd.DataFrame]) -> pd.DataFrame:
-    """Published counts of the lifetime test, and ours: a row a path and arm.
+    """Published counts of the lifetime test, and ours: a row a path, columns by arm and kind.
 
     Args:
         trials: rows of the trials table, by kind of evidence.
     """
     arms = {"holds": (CopyProtocol.HOLD, PROTECTED), "control": (CopyProtocol.HOLD, CONTROL)}
     found = {kind: seven_paths(rows) for kind, rows in trials.items()}
-    table = []
+    table: dict[str, dict[str, str]] = {}
     for row in load_published("lifetime_controls").itertuples():
         protocol, arm = arms.get(str(row.arm), (CopyProtocol.UNPATCHED, CONTROL))
         path = "clean" if row.path == "clean()" else str(row.path).replace(" ", "_")
-        line = {
-            "path": str(row.path),
-            "arm": str(row.arm),
-            "published, mi355x": f"{row.stale_trials}/{row.trials}",
-        }
+        line = table.setdefault(str(row.path), {"path": str(row.path)})
+        line[f"{row.arm}: published"] = f"{row.stale_trials}/{row.trials}"
         for kind, rows in found.items():
             own = rows[
                 (rows["path"] == path.replace("-", "_"))
@@ -174,9 +171,8 @@ def beside_published(trials: dict[Evidence, pd.DataFrame]) -> pd.DataFrame:
                 & (rows["arm"] == arm)
             ]
             counts = [f"{one.stale}/{one.trials}" for one in own.itertuples()]
-            line[str(kind)] = counts[0] if counts else "–"
-        table.append(line)
-    return pd.DataFrame(table)
+            line[f"{row.arm}: {kind}"] = counts[0] if counts else "–"
+    return pd.DataFrame(list(table.values()))
 
 
 def exposure_table(trials: pd.DataFrame) -> pd.DataFrame:

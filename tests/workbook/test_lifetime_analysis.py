@@ -108,11 +108,11 @@ def test_exposure_and_graph_and_nets() -> None:
 
 def test_published_counts_stand_beside_ours() -> None:
     table = lifetime_analysis.beside_published({Evidence.SIMULATED: trials()})
-    assert len(table) == 21
-    assert set(table["simulated"]) == {"0/50", "50/50"}
-    main = table[table["arm"] == "unmodified main"]
-    assert set(main["published, mi355x"]) == {"20/20"}
-    assert set(table[table["arm"] == "holds"]["simulated"]) == {"0/50"}
+    assert len(table) == 7
+    assert set(table["holds: published"]) == set(table["holds: simulated"]) == {"0/50"}
+    assert set(table["control: simulated"]) == {"50/50"}
+    assert set(table["unmodified main: published"]) == {"20/20"}
+    assert set(table["unmodified main: simulated"]) == {"50/50"}
 
 
 def test_verdicts_are_by_the_worst_path(recorded: Run) -> None:
@@ -252,10 +252,9 @@ def test_the_figure_shows_every_count() -> None:
 
 
 def test_code_is_shown_without_its_docstring() -> None:
-    text = figures_lifetime.live_text(LifetimeSettings.parse)
-    assert '"""' not in figures_lifetime.live_text(lifetime_analysis.words)
-    assert "return" in figures_lifetime.live_text(lifetime_analysis.words)
-    assert text
+    text = figures_lifetime.live_text(lifetime_analysis.words)
+    assert text.startswith("def words(name: object) -> str:\n    return")
+    assert lifetime_analysis.words.__doc__ not in text
 
 
 # -- detectors

@@ -121,6 +121,8 @@ def test_every_claim_of_the_contract_is_settled() -> None:
     for claim, arguments in found.items():
         settled = judge(load_claims()[claim], Evidence.SIMULATED, **arguments)
         assert settled.verdict is Verdict.REPRODUCED_IN_SIMULATION, claim
+    shallow = lifetime_claims.contract_arguments(facts, mutations[1:], [], mutation_depth=1)
+    assert "tried up to 1" in shallow["contract-07"]["reason"]
     # a mutation that slips through takes its claim with it
     found = lifetime_claims.contract_arguments(facts, mutations[1:], [])
     settled = judge(load_claims()["contract-07"], Evidence.SIMULATED, **found["contract-07"])
