@@ -20,8 +20,15 @@ import torch
 from torch import Tensor
 
 from atom.device import interface
+from atom.device.argument_checks import (
+    check_amount,
+    check_count,
+    check_path,
+    check_shape,
+    check_traffic,
+)
 from atom.device.interface import CopyPath, Device, DeviceKind, DeviceProperties, Kernel, Scalar
-from atom.errors import BadInput, DeviceError, DeviceOutOfMemory, WrongDevice
+from atom.errors import DeviceError, DeviceOutOfMemory, WrongDevice
 from atom.evidence import Evidence
 
 #: queue variable and its default, by kind
@@ -203,10 +210,18 @@ class Accelerator(Device):
                 f"{stats.get('reserved_bytes.all.current', 0):,} and holds "
                 f"{stats.get('allocated_bytes.all.current', 0):,} in tensors. PyTorch: {error}"
             ) from None
+        except (TypeError, RuntimeError):
+            # only now: a check costs as much as the allocation
+            check_shape(shape, dtype)
+            raise
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised page-locked host tensor."""
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        try:
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        except (TypeError, RuntimeError):
+            check_shape(shape, dtype)
+            raise
 
     def mapped(self, pinned: Tensor) -> Tensor:
         """A device tensor over the bytes of ``pinned``; it keeps ``pinned`` alive."""
@@ -270,6 +285,7 @@ class Accelerator(Device):
         for tensor in (target, source):
             if not tensor.is_cuda and not tensor.is_pinned():
                 raise DeviceError("copy: a pageable host tensor would block the host; pin it")
+        path = path if path is CopyPath.ENGINE else check_path(path)
         if path is CopyPath.KERNEL:
             target, source = self._as_words(target), self._as_words(source)
         home = stream is None or stream is self.default_stream
@@ -301,10 +317,7 @@ class Accelerator(Device):
         path: CopyPath = CopyPath.ENGINE,
     ) -> None:
         """A bulk transfer between persistent buffers: ``direction`` is ``d2h`` or ``h2d``."""
-        if direction not in ("d2h", "h2d") or nbytes < 1:
-            raise BadInput(
-                f"traffic: direction 'd2h' or 'h2d', at least 1 byte; got {direction!r}, {nbytes}"
-            )
+        nbytes, path = check_traffic(nbytes, direction), check_path(path)
         buffers = self._bulk.get(direction)
         if buffers is None or buffers[0].numel() < nbytes:
             # the old pair may still be in use by queued work
@@ -321,6 +334,7 @@ class Accelerator(Device):
 
     def matmul(self, size: int, *, stream: interface.Stream | None = None) -> None:
         """A ``size`` x ``size`` x ``size`` bf16 matrix product on persistent operands."""
+        size = check_count("matmul: size", size, 1)
         key = (size, 0 if stream is None else stream.stream_id)
         operands = self._matrices.get(key)
         if operands is None:
@@ -347,6 +361,7 @@ class Accelerator(Device):
 
     def spin(self, seconds: float, *, stream: interface.Stream | None = None) -> None:
         """Park ``stream`` with PyTorch's spin kernel, calibrated once against event time."""
+        seconds = check_amount("spin: seconds", seconds)
         if self._cycles_per_second is None:
             self._cycles_per_second = self._calibrate_spin()
         with self.switched_to(stream):

@@ -28,6 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from atom.errors import BadInput
 from atom.evidence import Evidence
 
 Scalar = int | float | bool
@@ -90,6 +91,20 @@ class Kernel:
     name: str
     body: KernelBody
     occupancy: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no kernel can have.
+
+        Raises:
+            BadInput: naming the attribute.
+        """
+        if type(self.name) is not str:
+            raise BadInput(f"Kernel name={self.name!r}; expected a str")
+        if not callable(self.body):
+            raise BadInput(f"kernel {self.name!r}: body={self.body!r}; expected a function")
+        # the comparison also refuses nan
+        if type(self.occupancy) not in (int, float) or not 0 <= self.occupancy <= 1:
+            raise BadInput(f"kernel {self.name!r}: occupancy={self.occupancy!r}; allowed: 0 to 1")
 
 
 class Event(Protocol):

@@ -8,6 +8,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from atom.device.arena import Span
+from atom.device.argument_checks import (
+    check_amount,
+    check_count,
+    check_kernel,
+    check_operands,
+    check_path,
+    check_tensor,
+    check_traffic,
+)
 from atom.device.capture_guard import refuse_captured_tensors
 from atom.device.interface import CopyPath, Kernel, Scalar
 from atom.device.operations import Operation, OperationKind
@@ -56,13 +65,21 @@ class OperationFactory:
         flops: float,
     ) -> Prepared:
         """See ``Device.launch``."""
-        refuse_captured_tensors(kernel.name, kernel.body, scalars)
+        name, body = check_kernel(kernel).name, kernel.body
+        check_operands(f"reads of kernel {name!r}", reads)
+        check_operands(f"writes of kernel {name!r}", writes)
+        if not isinstance(scalars, tuple | list):
+            raise BadInput(f"scalars of kernel {name!r}: {scalars!r}; expected a tuple")
+        # a list could get a tensor later
+        scalars = tuple(scalars)
+        refuse_captured_tensors(name, body, scalars)
+        flops = check_amount("flops", flops)
         spans: tuple[list[Span], list[Span]] = ([], [])
         touched: list[tuple[PinnedBuffer, int]] = []
         device_bytes = pinned_bytes = 0
         for role, tensors in enumerate((reads, writes)):
             for place, tensor in enumerate(tensors):
-                what = f"{('reads', 'writes')[role]}[{place}] of kernel {kernel.name!r}"
+                what = f"{('reads', 'writes')[role]}[{place}] of kernel {name!r}"
                 span, buffer, mapped = self._find(tensor, what)
                 spans[role].append(span)
                 if buffer is None:
@@ -82,16 +99,16 @@ class OperationFactory:
         view = self._memory.view
 
         def run(_: int) -> None:
-            _refuse_freed(kernel, pinned)
+            _refuse_freed(name, pinned)
             try:
-                kernel.body(tuple(map(view, read_spans)), tuple(map(view, write_spans)), *scalars)
+                body(tuple(map(view, read_spans)), tuple(map(view, write_spans)), *scalars)
             except Exception as error:
-                error.add_note(f"in kernel {kernel.name!r} of the virtual device")
+                error.add_note(f"in kernel {name!r} of the virtual device")
                 raise
 
         operation = Operation(
             OperationKind.KERNEL,
-            kernel.name,
+            name,
             seconds,
             occupancy=kernel.occupancy,
             run=run,
@@ -102,6 +119,9 @@ class OperationFactory:
 
     def copy(self, target: Tensor, source: Tensor, path: CopyPath) -> Prepared | None:
         """See ``Device.copy``; ``None`` if there is nothing to copy."""
+        check_tensor("the copy's target", target)
+        check_tensor("the copy's source", source)
+        path = check_path(path)
         if target.dtype != source.dtype or target.numel() != source.numel():
             raise BadInput(
                 f"copy of {tuple(source.shape)} {source.dtype} into {tuple(target.shape)} "
@@ -138,17 +158,13 @@ class OperationFactory:
 
     def traffic(self, nbytes: int, direction: str, path: CopyPath) -> Prepared:
         """See ``Device.traffic``."""
-        if direction not in ("d2h", "h2d") or nbytes < 1:
-            raise BadInput(
-                f"traffic({nbytes}, {direction!r}): expected at least 1 byte and d2h or h2d"
-            )
-        return self._transfer(direction, nbytes, path, None)
+        nbytes = check_traffic(nbytes, direction)
+        return self._transfer(direction, nbytes, check_path(path), None)
 
     def _transfer(
         self, direction: str, nbytes: int, path: CopyPath, run: Callable[[int], None] | None
     ) -> Prepared:
         profile = self._profile
-        path = CopyPath(path)
         if direction == "d2d":
             path, seconds = CopyPath.KERNEL, 2 * nbytes / profile.device_bytes_per_second
         elif direction == "d2h":
@@ -175,8 +191,7 @@ class OperationFactory:
 
     def matmul(self, size: int) -> Prepared:
         """See ``Device.matmul``."""
-        if size < 1:
-            raise BadInput(f"matmul({size}): expected at least 1")
+        size = check_count("matmul: size", size, 1)
         profile = self._profile
         seconds = profile.kernel_seconds + 2 * size**3 / profile.matmul_flops_per_second
         return Prepared(
@@ -187,17 +202,16 @@ class OperationFactory:
 
     def spin(self, seconds: float) -> Prepared:
         """See ``Device.spin``."""
-        if not 0 <= seconds < float("inf"):
-            raise BadInput(f"spin({seconds}): expected a finite number of seconds of at least 0")
+        seconds = check_amount("spin: seconds", seconds)
         kernel_seconds = self._profile.kernel_seconds
         return Prepared(Operation(OperationKind.SPIN, "spin", seconds + kernel_seconds))
 
 
-def _refuse_freed(kernel: Kernel, pinned: tuple[tuple[PinnedBuffer, int], ...]) -> None:
+def _refuse_freed(kernel: str, pinned: tuple[tuple[PinnedBuffer, int], ...]) -> None:
     for buffer, generation in pinned:
         if buffer.generation != generation:
             raise FreedPinnedBuffer(
-                f"kernel {kernel.name!r} ran after its pinned buffer of {buffer.size} bytes "
+                f"kernel {kernel!r} ran after its pinned buffer of {buffer.size} bytes "
                 f"(from {buffer.site}) was dropped. Kernels do not guard pinned memory: keep "
                 "the tensor until an event after the kernel was waited on"
             )

@@ -152,10 +152,16 @@ class DeviceProfile:
                 ) from None
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, str) or value is None:
+            if field.type not in ("int", "float"):
                 continue
+            kinds = int if field.type == "int" else int | float
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise BadInput(
+                    f"profile {self.name}: {field.name}={value!r}; expected a "
+                    f"{'whole ' if kinds is int else ''}number"
+                )
             least = 1 if field.name in _AT_LEAST_ONE else 0
-            share = field.name in ("jitter", "full_dispatch_spread")
+            share = field.name in ("jitter", "full_dispatch_spread", "matmul_occupancy")
             rate = field.name.endswith("_per_second")
             # `not (a <= b)` also refuses nan
             if not (least <= value) or value == float("inf") or (rate and value == 0):

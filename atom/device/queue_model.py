@@ -13,7 +13,9 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
+from atom.device.capture_guard import refuse_let_go
 from atom.device.operations import Mode, Operation, OperationKind, Part, StreamState
 from atom.device.profiles import BarrierScope, DeviceProfile, QueueMapping, QueueOrder
 from atom.errors import DeviceError
@@ -57,6 +59,8 @@ class QueueModel:
         self._times: list[tuple[float, int, int, Operation]] = []
         # kernels that share the machine: (work clock at the end, sequence, operation)
         self._shared: list[tuple[float, int, Operation]] = []
+        #: grows with each block that dies, see :meth:`_let_go`
+        self.died: list[Any] = []
         self._work_clock = 0.0
         self._occupied = 0.0
         self._engine_busy: dict[str, int] = {}
@@ -209,7 +213,7 @@ class QueueModel:
     def _finish(self, operation: Operation) -> None:
         operation.finished = True
         operation.end = self.now
-        operation.run = None
+        hidden = self._let_go(operation)
         self.unfinished -= 1
         if operation.engine is not None and self.mode is Mode.CLOCK:
             waiting = self._engine_queue.get(operation.engine)
@@ -226,6 +230,14 @@ class QueueModel:
         if self.on_finished is not None:
             self.on_finished(operation)
         self._drain()
+        if hidden:
+            refuse_let_go(operation.name, hidden)
+
+    def _let_go(self, operation: Operation) -> list[Any]:
+        """Drop the body; what dies with it lived only because it was queued."""
+        before = len(self.died)
+        operation.run = None
+        return self.died[before:] if len(self.died) != before else []
 
     def _unpark(self, stream: StreamState) -> None:
         stream.parked.popleft()
@@ -269,10 +281,10 @@ class QueueModel:
         self._run_part(operation, operation.parts - 1)
 
     def _run_part(self, operation: Operation, part: int) -> None:
-        run = operation.run
         try:
-            if run is not None:
-                run(part)
+            # no local name for it: the work must be its only owner when it is let go
+            if operation.run is not None:
+                operation.run(part)
         finally:
             if part == operation.parts - 1:
                 self._finish(operation)

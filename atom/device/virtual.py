@@ -27,15 +27,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from atom.device.argument_checks import check_amount, check_count, check_tensor
 from atom.device.caching_allocator import Block
-from atom.device.interface import (
-    CopyPath,
-    Device,
-    Event,
-    Kernel,
-    Scalar,
-    Stream,
-)
+from atom.device.interface import CopyPath, Device, Event, Kernel, Scalar, Stream
 from atom.device.observer import DeviceObserver
 from atom.device.operation_factory import OperationFactory, Prepared
 from atom.device.operations import Mode, OperationKind, Part, StreamState
@@ -43,7 +37,7 @@ from atom.device.profiles import GIBIBYTE, DeviceProfile, find_profile, profile_
 from atom.device.queue_model import QueueModel
 from atom.device.timeline import Recorder, Timeline
 from atom.device.virtual_host import Chooser, VirtualHost
-from atom.device.virtual_memory import Operand, VirtualMemory
+from atom.device.virtual_memory import Operand, VirtualMemory, refuse_view
 from atom.device.virtual_streams import VirtualEvent, VirtualGraph, VirtualStream, foreign
 from atom.errors import BadInput, DeviceError, WrongDevice
 
@@ -67,7 +61,7 @@ class VirtualDevice(Device):
         chooser: given the ready parts, returns one of them; ``None`` takes the oldest.
 
     Raises:
-        BadInput: unknown profile or mode, or a size that is not positive.
+        BadInput: unknown profile or mode, a seed or size that is no whole number or below 1.
     """
 
     def __init__(
@@ -84,11 +78,11 @@ class VirtualDevice(Device):
         found = find_profile(profile)
         if hardware_queues is not None:
             found = replace(found, hardware_queues=hardware_queues)
-        if mode.upper() not in Mode.__members__:
+        if not isinstance(mode, str) or mode.upper() not in Mode.__members__:
             raise BadInput(f"mode={mode!r}; allowed: clock, schedule")
-        for name, size in (("memory_bytes", memory_bytes), ("pinned_bytes", pinned_bytes)):
-            if size < 1:
-                raise BadInput(f"{name}={size}; expected at least 1")
+        seed = check_count("seed", seed)
+        memory_bytes = check_count("memory_bytes", memory_bytes, 1)
+        pinned_bytes = check_count("pinned_bytes", pinned_bytes, 1)
         self.profile = found
         self.properties = profile_properties(found, memory_bytes=memory_bytes)
         self.model = QueueModel(
@@ -102,6 +96,7 @@ class VirtualDevice(Device):
             memory_bytes, pinned_bytes, self.host, self.host_seconds, self._block_died
         )
         self.host.collect = self.memory.collect
+        self.model.died = self.memory.dead
         self._factory = OperationFactory(found, self.memory, self._operand)
         self._graph: VirtualGraph | None = None
         #: sees what is queued, owned and waited for; ``None`` costs nothing
@@ -123,7 +118,7 @@ class VirtualDevice(Device):
 
     def new_stream(self, priority: int = 0) -> VirtualStream:
         """A stream from the pool: 32 a priority (normal, or high below 0), then the first again."""
-        group = 1 if priority < 0 else 0
+        group = 1 if check_count("priority", priority) < 0 else 0
         pool, place = self._pools[group], self._handed[group]
         self._handed[group] = (place + 1) % STREAMS_A_PRIORITY
         if place == len(pool):
@@ -165,7 +160,7 @@ class VirtualDevice(Device):
 
     def host_work(self, seconds: float) -> None:
         """The host works for ``seconds`` on its own while the device goes on."""
-        self.host.call(seconds, exact=True)
+        self.host.call(check_amount("host_work: seconds", seconds), exact=True)
 
     @property
     def on_host_call(self) -> Callable[[], None] | None:
@@ -220,21 +215,21 @@ class VirtualDevice(Device):
         """Tell the allocator that ``stream`` uses ``tensor``: its free waits for that stream."""
         own = self.own_stream(stream)
         self.host.call(self.profile.query_seconds)
-        if tensor.numel():
+        if check_tensor("the tensor", tensor).numel():
             block = self._block(tensor)
             self.memory.blocks.record_stream(block, own.stream_id)
             if self.observer is not None:
                 self.observer.stream_recorded(block, own.stream_id)
 
     def _block(self, tensor: Tensor) -> Block:
-        block = self.memory.block_of(tensor)
+        block = self.memory.block_of(check_tensor("the tensor", tensor))
         if block is None:
             raise self._not_ours(tensor, "the tensor")
         return block
 
     def label(self, tensor: Tensor, owner: str) -> Tensor:
         """Name ``tensor``'s block in timelines and out-of-memory errors; returns ``tensor``."""
-        if tensor.numel():
+        if check_tensor("the tensor", tensor).numel():
             self._block(tensor).label = owner
         return tensor
 
@@ -254,8 +249,7 @@ class VirtualDevice(Device):
         return self.memory.address(tensor)
 
     def _operand(self, tensor: Tensor, what: str) -> Operand:
-        if not isinstance(tensor, Tensor):
-            raise BadInput(f"{what} is a {type(tensor).__name__}; expected a tensor")
+        refuse_view(check_tensor(what, tensor), what)
         operand = self.memory.operand(tensor)
         if operand is None:
             raise self._not_ours(tensor, what)
@@ -297,7 +291,7 @@ class VirtualDevice(Device):
         """Queue ``kernel`` on ``stream``; it takes effect at its end.
 
         Raises:
-            TensorCaptured: the body or a scalar reaches a tensor.
+            TensorCaptured: the body or a scalar reaches a tensor; if it is hidden, at the end.
             BadInput: an operand is an ordinary tensor.
             DeviceError: an operand is a pinned tensor that is not ``mapped``.
             WrongDevice: the stream or an operand is another device's.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atom.device.arena import Arena, OwnedSlice, Span
+from atom.device.argument_checks import check_shape, check_tensor
 from atom.device.caching_allocator import Block, CachingAllocator, Work
 from atom.device.observer import DeviceObserver
 from atom.device.pinned_allocator import PinnedAllocator, PinnedBuffer
@@ -63,15 +64,16 @@ class VirtualMemory:
         self.blocks = CachingAllocator(self.device.size, work, clock)
         self.buffers = PinnedAllocator(self.host.size, work)
         self._on_free = on_free
-        self._dead: list[Any] = []
+        #: references of what died since the last :meth:`collect`
+        self.dead: list[Any] = []
         self.observer: DeviceObserver | None = None
         #: private pools whose graph died
         self.dead_pools: list[Any] = []
 
     def collect(self) -> None:
         """Free what died since the last call, in order of death."""
-        while self._dead:
-            owned = self._dead.pop(0).block
+        while self.dead:
+            owned = self.dead.pop(0).block
             if isinstance(owned, PinnedBuffer):
                 self.buffers.free(owned)
             else:
@@ -88,7 +90,7 @@ class VirtualMemory:
             self.observer.owned(block)
 
     def _died(self, reference: Any) -> None:
-        self._dead.append(reference)
+        self.dead.append(reference)
         if self.observer is not None:
             self.observer.died(reference.block)
 
@@ -114,6 +116,7 @@ class VirtualMemory:
 
     def mapped(self, tensor: Tensor) -> Tensor:
         """A kernel's view of a pinned tensor; see ``Device.mapped``."""
+        refuse_view(check_tensor("mapped: the tensor", tensor), "mapped: the tensor")
         if tensor.numel() == 0:
             return tensor
         if self.host.alias_offset(tensor) is not None and self.host.has_alias:
@@ -162,9 +165,23 @@ class VirtualMemory:
 
 
 def _size(shape: Sequence[int], dtype: torch.dtype) -> int:
-    if any(extent < 0 for extent in shape):
-        raise BadInput(f"shape {tuple(shape)}: no extent may be negative")
-    return prod(shape) * dtype.itemsize
+    return prod(check_shape(shape, dtype)) * dtype.itemsize
+
+
+def refuse_view(tensor: Tensor, what: str) -> None:
+    """Refuse a tensor whose values are not the bytes it lies on.
+
+    Raises:
+        BadInput: a lazy conjugate or negative, or not strided.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        lazy = "conjugate" if tensor.is_conj() else "negative"
+        raise BadInput(
+            f"{what} is a lazy {lazy} view: queued work sees its bytes, not its values; take the "
+            f"{lazy} in a kernel's body"
+        )
+    if tensor.layout is not torch.strided:
+        raise BadInput(f"{what} has layout {tensor.layout}; allowed: torch.strided")
 
 
 def _site() -> str:

@@ -106,6 +106,9 @@ class TestHonesty:
         del verdict, kernel
         following = device.empty((64,), torch.int32)
         device.launch(FILL, [], [following], scalars=(2,))
+        # the second net: the block dies with the work
+        with pytest.raises(TensorCaptured, match=r"'copy' .*1 block.*test_virtual_device\.py"):
+            device.synchronize()
         device.synchronize()
         assert device.address(following) != address
         assert host.tolist() == [1] * 64
