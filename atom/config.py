@@ -10,9 +10,16 @@ import difflib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from atom.errors import BadInput
 
@@ -25,6 +32,22 @@ class CopyProtocol(StrEnum):
     HOLD = "hold"  #: kept beside the copy's own event, dropped after that event was waited on
     BLOCKING = "blocking"  #: the host waits for the copy before it goes on
     ZERO_COPY = "zero_copy"  #: the producer writes a pinned slot itself; there is no copy
+
+
+_Item = TypeVar("_Item")
+
+
+def _no_item_twice(items: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    twice = [item for number, item in enumerate(items) if item in items[:number]]
+    if twice:
+        raise ValueError(f"{str(twice[0])!r} stands twice")
+    return items
+
+
+#: a list of names, patterns or folders: none of them blank, none twice
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1, pattern=r"\S")], ...], AfterValidator(_no_item_twice)
+]
 
 
 class Settings(BaseModel):
@@ -78,7 +101,8 @@ class Settings(BaseModel):
             )
         if not path:
             return fault["msg"].removeprefix("Value error, ")
-        message = fault["msg"][:1].lower() + fault["msg"][1:]
+        message = fault["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
         field = cls.model_fields.get(name)
         about = f" ({field.description})" if field is not None and field.description else ""
         return f"{shown}: {message}, got {value!r}{about}"
@@ -90,7 +114,7 @@ class NotebookSettings(Settings):
     profile: str = Field("ci", pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     """Report and accepted-verdict set that this run belongs to: ci, or a machine such as h200."""
 
-    records: tuple[str, ...] = ()
+    records: Names = ()
     """Run folders to rebuild the analysis from; empty runs the experiment now."""
 
 
@@ -212,10 +236,18 @@ class RaceSettings(Settings):
     batch_size: int = Field(32, ge=1, le=65536)
     """Requests in the decode batch of the main arms."""
 
-    batch_sizes: tuple[int, ...] = (1, 8, 32, 61, 62, 128, 512)
+    batch_sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=65536)], ...],
+        Field(min_length=1),
+        AfterValidator(_no_item_twice),
+    ] = (1, 8, 32, 61, 62, 128, 512)
     """Batch sizes of the batch arms. With its tags, a status of 62 requests fills 512 bytes."""
 
-    hardware_queues: tuple[int, ...] = (1, 2, 4, 8, 32)
+    hardware_queues: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=128)], ...],
+        Field(min_length=1),
+        AfterValidator(_no_item_twice),
+    ] = (1, 2, 4, 8, 32)
     """Values of the hardware-queue variable, beside its default."""
 
     store_bytes: int = Field(256 * 2**20, ge=4096, le=2**36)
@@ -233,7 +265,7 @@ class RaceSettings(Settings):
     spin_seconds: float = Field(0.002, gt=0, le=10)
     """Length of the spin kernel."""
 
-    only: tuple[str, ...] = ()
+    only: Names = ()
     """Arms to run, by name or shell pattern; empty runs all."""
 
     seed: int = Field(42, ge=0, le=2**32 - 1)
@@ -252,7 +284,7 @@ class RaceMicrobenchmarkSettings(NotebookSettings, RaceSettings):
     model_trials: int = Field(3, ge=1, le=1000)
     """Trials of each row, queue model and draw."""
 
-    measured: tuple[str, ...] = ("data/runs",)
+    measured: Names = ("data/runs",)
     """Recorded hardware runs (run folders or parents of them) to show beside this run."""
 
     def race(self, device: DeviceChoice) -> RaceSettings:
@@ -276,10 +308,10 @@ class LifetimeSettings(Settings):
     park_seconds: float = Field(0.01, gt=0, le=1)
     """Length of the spin kernel that parks the copy stream; longer than a trial's host calls."""
 
-    paths: tuple[str, ...] = ()
+    paths: Names = ()
     """Paths to run, by name; empty runs all seven and the graph-output arm."""
 
-    protocols: tuple[CopyProtocol, ...] = ()
+    protocols: Annotated[tuple[CopyProtocol, ...], AfterValidator(_no_item_twice)] = ()
     """Protocols to run; empty runs all five."""
 
     seed: int = Field(42, ge=0, le=2**32 - 1)
@@ -295,7 +327,7 @@ class SourceLifetimeSettings(NotebookSettings, LifetimeSettings):
     mutation_depth: int = Field(3, ge=1, le=4)
     """Most steps in flight with which a mutation may be caught; two need 3."""
 
-    measured: tuple[str, ...] = ("data/runs",)
+    measured: Names = ("data/runs",)
     """Recorded hardware runs (run folders or parents of them) to show beside this run."""
 
     def lifetime(self, device: DeviceChoice) -> LifetimeSettings:

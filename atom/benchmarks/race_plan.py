@@ -231,7 +231,7 @@ def quick(settings: RaceSettings) -> RaceSettings:
             "trials": min(settings.trials, 10),
             "processes": min(settings.processes, 2),
             "hardware_queues": settings.hardware_queues[:1],
-            "batch_sizes": (min(settings.batch_sizes), max(settings.batch_sizes)),
+            "batch_sizes": tuple(sorted({min(settings.batch_sizes), max(settings.batch_sizes)})),
         }
     )
 

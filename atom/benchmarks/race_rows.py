@@ -31,6 +31,19 @@ class ProducerEdge(StrEnum):
     WAITED_FIRST = "waited_first"  #: recorded, and waited for by the copy stream, before that
 
 
+#: what the parts of an arm's name behind its grid say; ``None``: no column holds it
+_NAME_PARTS: dict[str, tuple[str | None, ...]] = {
+    "main": ("protocol", "front", "copy_path"),
+    "queue": ("queue_setting", "protocol", "front", "copy_path"),
+    "batch": ("batch_size", "protocol"),
+    "allocator": ("allocator", "protocol"),
+    "source": ("source", "protocol"),
+    "cut": (None, "protocol"),
+    "edge": ("producer_edge", "queue_setting", "protocol", "copy_path"),
+    "alias": ("queue_setting", "protocol", "copy_path"),
+}
+
+
 class RaceRow(BaseModel):
     """Counts of one point: one arm in one process (one draw of the stream-to-queue mapping).
 
@@ -102,8 +115,31 @@ class RaceRow(BaseModel):
             limit = self.stale if name == "in_range" else self.trials
             if getattr(self, name) > limit:
                 raise ValueError(f"{name} is {getattr(self, name)}, more than {limit}")
-        if not self.point_id.startswith(f"{self.arm}@"):
-            raise ValueError(f"point_id {self.point_id!r} does not belong to arm {self.arm!r}")
+        if self.point_id != f"{self.arm}@{self.process}":
+            raise ValueError(
+                f"point_id {self.point_id!r} does not belong to process {self.process} of arm "
+                f"{self.arm!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _name_says_the_same(self) -> Self:
+        grid, *parts = self.arm.split("/")
+        if grid != self.grid:
+            raise ValueError(f"arm {self.arm!r} is not of grid {self.grid!r}")
+        columns = _NAME_PARTS.get(grid)
+        if columns is None:
+            return self
+        if len(parts) != len(columns):
+            raise ValueError(f"arm {self.arm!r} has not the {len(columns)} parts of its grid")
+        for column, part in zip(columns, parts, strict=True):
+            if column is None:
+                continue
+            value = str(getattr(self, column))
+            if column == "protocol" and self.is_null:
+                value = "null" if self.protocol is CopyProtocol.UNPATCHED else f"null of {value}"
+            if part != value:
+                raise ValueError(f"arm {self.arm!r} says {part!r}, but {column} is {value!r}")
         return self
 
 
@@ -126,6 +162,8 @@ class TimelineRow(BaseModel):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
+        if self.point_id != f"{self.arm}@{self.process}":
+            raise ValueError(f"point_id {self.point_id!r} is not that of its arm and process")
         if self.end_us < self.start_us:
             raise ValueError(f"end_us {self.end_us} lies before start_us {self.start_us}")
         return self

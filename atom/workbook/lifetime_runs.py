@@ -57,7 +57,8 @@ def record_lifetime(
         progress.note(f"warning: {warning}")
     plain = settings.model_dump(mode="json")
     stream = own_queue_stream(device, settings.park_seconds)
-    provenance = collect_provenance(device.properties, EXPERIMENT, plain, around.facts)
+    planned = {"trials": len(points)}
+    provenance = collect_provenance(device.properties, EXPERIMENT, plain, around.facts, planned)
     writer = RunWriter(root, device.properties.machine, EXPERIMENT, provenance)
     trials = settings.trials
     parked = settings.park_seconds if settings.device is DeviceChoice.ACCELERATOR else 0.0

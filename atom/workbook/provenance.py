@@ -42,6 +42,22 @@ ENVIRONMENT_PREFIXES = (
 COMMIT_VARIABLE = "ATOM_COMMIT"
 
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@-]+){2,}[/\\]?")
+#: paths that begin with a folder every machine has, also behind ``host:`` or ``file://``
+_ROOTED_PATH = re.compile(
+    r"(?<![\w.-])/(?:home|Users|root|tmp|mnt|opt|var|usr|data|scratch|nfs)(?:/[\w.+@-]+)+/?"
+)
+#: ``~name``, or a home folder without anything below it: the last part would be a user's name
+_HOME_FOLDER = re.compile(
+    r"(?<![\w.-])(?:[A-Za-z]:)?[/\\](?:home|Users)[/\\][\w.+-]+[/\\]?(?![/\\\w.+@-])"
+    r"|(?<![\w.~/-])~[A-Za-z_][\w.-]*"
+)
+#: ``user@host``; the ``@0`` of a point's name is none
+_USER_AT_HOST = re.compile(r"[\w.+-]+@[A-Za-z][\w.-]*")
+_HOST_NAME = re.compile(
+    r"\b[A-Za-z0-9][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*"
+    r"\.(?:local|localdomain|lan|internal|intranet|corp|cluster)\b"
+)
+_IP_ADDRESS = re.compile(r"(?<![\w.])(?!127\.0\.0\.1\b)(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
 _UTC = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$"
 
 
@@ -106,6 +122,10 @@ class Provenance(BaseModel):
     error: str | None = None
     files: dict[str, RecordedFile] = {}
 
+    planned_rows: dict[str, int] | None = None
+    """Rows that the finished run has, by table; ``None`` where the plan was not recorded. A table
+    that the plan does not fix is left out."""
+
     @field_validator("files")
     @classmethod
     def _plain_names(cls, files: dict[str, RecordedFile]) -> dict[str, RecordedFile]:
@@ -126,6 +146,22 @@ class Provenance(BaseModel):
             raise ValueError(f"run_id {self.run_id} is not of experiment {self.experiment}")
         return self
 
+    @model_validator(mode="after")
+    def _times_agree(self) -> Self:
+        started = _moment("started", self.started)
+        if (self.ended is None) is not (self.exit_state == "running"):
+            raise ValueError(f"ended is {self.ended}, but exit_state is {self.exit_state}")
+        if self.ended is not None and _moment("ended", self.ended) < started:
+            raise ValueError(f"ended {self.ended} lies before started {self.started}")
+        return self
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        raise ValueError(f"{name} {text} is no date and time") from None
+
 
 def utc_now() -> str:
     """The time as ``2030-01-31T12:00:00Z``."""
@@ -133,7 +169,7 @@ def utc_now() -> str:
 
 
 def redact(value: Any) -> Any:
-    """``value`` (JSON types) with absolute paths cut to their last part, and no host name."""
+    """``value`` (JSON types) without users and hosts, and with absolute paths' last part alone."""
     if isinstance(value, Mapping):
         return {str(redact(str(key))): redact(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -143,7 +179,16 @@ def redact(value: Any) -> Any:
     host = socket.gethostname()
     if len(host) > 3:
         value = value.replace(host, "(host)")
-    return _ABSOLUTE_PATH.sub(lambda found: re.split(r"[/\\]", found[0].rstrip("/\\"))[-1], value)
+    value = _HOME_FOLDER.sub("(home)", value)
+    for pattern in (_ABSOLUTE_PATH, _ROOTED_PATH):
+        value = pattern.sub(_last_part, value)
+    value = _USER_AT_HOST.sub("(user)", value)
+    value = _HOST_NAME.sub("(host)", value)
+    return _IP_ADDRESS.sub("(address)", value)
+
+
+def _last_part(found: re.Match[str]) -> str:
+    return re.split(r"[/\\]", found[0].rstrip("/\\"))[-1]
 
 
 def relevant_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -161,6 +206,7 @@ def collect_provenance(
     experiment: str,
     settings: Mapping[str, Any],
     facts: Mapping[str, Any] | None = None,
+    planned_rows: Mapping[str, int] | None = None,
 ) -> Provenance:
     """Provenance of a run that starts now.
 
@@ -169,6 +215,7 @@ def collect_provenance(
         experiment: key of ``records.TABLES``.
         settings: JSON-typed experiment settings (``model_dump(mode="json")``).
         facts: machine facts, see :class:`Provenance`.
+        planned_rows: rows that the finished run will have, by table.
     """
     import torch
 
@@ -195,6 +242,7 @@ def collect_provenance(
         environment=relevant_environment(),
         facts=redact(dict(facts or {})),
         started=utc_now(),
+        planned_rows=None if planned_rows is None else dict(planned_rows),
     )
 
 

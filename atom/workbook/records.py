@@ -15,8 +15,9 @@ import pandas as pd
 from pydantic import BaseModel
 
 from atom.errors import BadInput
-from atom.workbook.provenance import Provenance, collect_provenance, redact
+from atom.workbook.provenance import Provenance, collect_provenance
 from atom.workbook.published_tables import load_published
+from atom.workbook.run_checks import manners, row_faults
 from atom.workbook.run_writer import RUN_FILE, RunWriter, read_points, read_provenance
 from atom.workbook.schemas import TABLES, row_models
 from atom.workbook.tables import parse_rows, sha256_of, shown_path, to_frame
@@ -68,6 +69,9 @@ def load_run(path: str | Path) -> Run:
         }
     else:
         rows = _sealed_rows(folder, provenance)
+    faults = row_faults(shown_path(folder), provenance, rows)
+    if faults:
+        raise BadInput("\n".join(faults))
     return Run(folder, provenance, {name: to_frame(rows[name], models[name]) for name in models})
 
 
@@ -166,35 +170,14 @@ def check_folder(path: str | Path) -> list[str]:
     seen: dict[str, Path] = {}
     for run_path in paths:
         try:
-            provenance = load_run(run_path).provenance
+            run = load_run(run_path)
         except BadInput as error:
             problems.append(str(error))
             continue
-        problems += _manners(run_path, provenance)
+        provenance = run.provenance
+        problems += manners(run_path, provenance, run.tables)
         if provenance.run_id in seen:
             other = shown_path(seen[provenance.run_id])
             problems.append(f"{shown_path(run_path)}: the same run as {other}")
         seen.setdefault(provenance.run_id, run_path)
-    return problems
-
-
-def _manners(path: Path, provenance: Provenance) -> list[str]:
-    """What a run must also satisfy before it is shared."""
-    file = f"{shown_path(path)}/{RUN_FILE}"
-    problems = []
-    resolved = path.resolve()
-    if resolved.name != provenance.run_id:
-        problems.append(f"{file}:run_id: {provenance.run_id}, but its folder is {resolved.name}")
-    if resolved.parent.name != provenance.machine:
-        problems.append(
-            f"{file}:machine: {provenance.machine}, but the folder above is {resolved.parent.name}"
-        )
-    if provenance.exit_state != "finished":
-        problems.append(
-            f"{file}:exit_state: {provenance.exit_state}; resume the sweep so that it finishes"
-        )
-    for name in ("settings", "environment", "facts", "error"):
-        value = getattr(provenance, name)
-        if redact(value) != value:
-            problems.append(f"{file}:{name}: holds a path or host name; remove it")
     return problems

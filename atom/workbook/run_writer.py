@@ -204,6 +204,9 @@ class RunWriter:
             exit_state: ``finished`` makes the run immutable; ``interrupted`` and ``failed`` keep
                 the points so that :meth:`resume` can go on.
             error: what went wrong; paths and the host name are cut out.
+
+        Raises:
+            BadInput: the run has ended, or lacks rows that it planned and is to be ``finished``.
         """
         if self.provenance.exit_state != "running":
             raise BadInput(f"{shown_path(self.path)} has ended already")
@@ -211,9 +214,15 @@ class RunWriter:
             raise BadInput("a run ends as finished, interrupted or failed")
         # from the disk: Ctrl-C may have come between a point's rename and its entry in the list
         points = read_points(self.path, self.provenance.experiment)
+        rows_of = {
+            name: [row for _, tables in points for row in tables.get(name, ())]
+            for name in self._models
+        }
+        if exit_state == "finished":
+            self._refuse_unplanned({name: len(rows) for name, rows in rows_of.items()})
         files = {}
         for name, model in self._models.items():
-            rows = [row for _, tables in points for row in tables.get(name, ())]
+            rows = rows_of[name]
             content = csv_text(rows, model).encode()
             write_atomically(self.path / f"{name}.csv", content)
             files[f"{name}.csv"] = RecordedFile(sha256=sha256_of(content), rows=len(rows))
@@ -232,6 +241,14 @@ class RunWriter:
             shutil.rmtree(self.path / PARTIAL)
         self._lock.close()
         return self.provenance
+
+    def _refuse_unplanned(self, found: Mapping[str, int]) -> None:
+        for name, planned in (self.provenance.planned_rows or {}).items():
+            if found.get(name, 0) != planned:
+                raise BadInput(
+                    f"{shown_path(self.path)} is not finished: {found.get(name, 0)} rows of "
+                    f"{name}, {planned} were planned"
+                )
 
     def _write_provenance(self, provenance: Provenance) -> None:
         text = provenance.model_dump_json(indent=2) + "\n"

@@ -17,6 +17,20 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
 }
 
 
+#: experiment -> table -> columns that no two of its rows share
+KEYS: dict[str, dict[str, tuple[str, ...]]] = {
+    "race": {
+        "trials": ("point_id",),
+        "timeline": ("point_id", "trial", "lane", "label", "start_us"),
+    },
+    "detectors": {
+        "detectors": ("scenario", "detector"),
+        "slowdown": ("arm", "detector", "repeat"),
+    },
+    "lifetime": {"trials": ("point_id",)},
+}
+
+
 def row_models(experiment: str) -> dict[str, type[BaseModel]]:
     """Tables of ``experiment``.
 

@@ -142,7 +142,10 @@ def sweep_race(
             if isinstance(event, DeviceSeen):
                 if writer is None:
                     facts = {**around.facts, "in_worker": event.facts}
-                    provenance = collect_provenance(event.properties, EXPERIMENT, plain, facts)
+                    planned = {"trials": sum(len(job.points) for job in jobs)}
+                    provenance = collect_provenance(
+                        event.properties, EXPERIMENT, plain, facts, planned
+                    )
                     writer = RunWriter(root, event.properties.machine, EXPERIMENT, provenance)
                 else:
                     _refuse_other_device(writer, event.properties)

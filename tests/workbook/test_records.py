@@ -435,7 +435,7 @@ def test_check_finds_paths_that_somebody_put_in(tmp_path: Path) -> None:
     content["facts"]["log"] = "/home/someone/log.txt"
     file.write_text(json.dumps(content))
     assert check_folder(path) == [
-        f"{tables.shown_path(file)}:facts: holds a path or host name; remove it"
+        f"{tables.shown_path(file)}:facts: holds a path, user or host name; remove it"
     ]
 
 
