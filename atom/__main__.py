@@ -220,7 +220,10 @@ def _add_report(commands: _Commands) -> None:
         help="rebuild the report elsewhere; exit code 1 if a verdict or a source notebook changed",
     )
     report.add_argument(
-        "--accept", metavar="CLAIM", help="claim/evidence, claim, or a pattern such as 'mech-*'"
+        "--accept",
+        metavar="CLAIM",
+        help="claim/evidence; a claim alone: its verdicts that need a decision; or a pattern such "
+        "as 'mech-*'",
     )
     report.add_argument("--reason", metavar="TEXT", help="why the verdict is right")
     _add_json(report)

@@ -31,6 +31,8 @@ _RANK = {
     Verdict.SOURCE_INCONSISTENT: 4,
 }
 _AGAINST = (Verdict.DIFFERS, Verdict.SOURCE_INCONSISTENT)
+#: verdicts that somebody should look at even where nothing was accepted before
+_DOUBTFUL = (*_AGAINST, Verdict.INCONCLUSIVE)
 
 
 class Accepted(BaseModel):
@@ -128,13 +130,26 @@ def _home(key: str, claims: Mapping[str, Claim]) -> str | None:
     return claim.notebook_for(Evidence(kind))
 
 
+def _needs_decision(one: Settled, before: Accepted | None) -> bool:
+    if before is None:
+        return one.verdict in _DOUBTFUL
+    if one.verdict is before.verdict:
+        return False
+    return one.verdict in _DOUBTFUL or _fell(one.verdict, before.verdict, one.evidence)
+
+
 def accept(profile: str, key_or_glob: str, reason: str, settled: Iterable[Settled]) -> list[str]:
-    """Accept the present verdicts of the matching claims, and write the profile's file.
+    """Accept present verdicts, and write the profile's file.
+
+    A claim's id alone stands for those of its verdicts that need a decision: worse than what is
+    accepted, or against the source or inconclusive and not accepted as that. One reason seldom
+    fits both a measurement that differs and a simulation that does not. A full key or a pattern
+    accepts exactly what it matches.
 
     Args:
         profile: e.g. ``ci`` or ``h200``.
-        key_or_glob: ``<claim>/<evidence>``, a claim id (all its kinds), or a pattern of either. A
-            full key that was accepted once and is settled no more is withdrawn.
+        key_or_glob: ``<claim>/<evidence>``, a claim id, or a pattern of either. A full key that
+            was accepted once and is settled no more is withdrawn.
         reason: why the verdicts are right; kept beside them.
         settled: all verdicts of the profile's last run.
 
@@ -142,14 +157,23 @@ def accept(profile: str, key_or_glob: str, reason: str, settled: Iterable[Settle
         The keys that changed.
 
     Raises:
-        BadInput: no reason, or nothing matches.
+        BadInput: no reason, nothing matches, or no verdict of the claim needs a decision.
     """
     if not reason.strip():
         raise BadInput("accepting a verdict needs a reason")
     now = {one.key: one for one in settled}
+    bare = re.fullmatch(r"[^/*?\[]+", key_or_glob) is not None
     pattern = key_or_glob if "/" in key_or_glob else f"{key_or_glob}/*"
     accepted = load_accepted(profile)
     changed = [key for key in now if fnmatch.fnmatchcase(key, pattern)]
+    if bare and changed:
+        found = ", ".join(f"{key} '{now[key].verdict}'" for key in changed)
+        changed = [key for key in changed if _needs_decision(now[key], accepted.get(key))]
+        if not changed:
+            raise BadInput(
+                f"no verdict of {key_or_glob} needs acceptance by profile {profile}: {found}; to "
+                f"accept one anyway name it in full, all of them with '{key_or_glob}/*'"
+            )
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     for key in changed:
         accepted[key] = Accepted(verdict=now[key].verdict, reason=reason.strip(), date=today)

@@ -72,8 +72,10 @@ def _build(options: Namespace, root: Path) -> int:
     if options.json:
         print(json.dumps({"format": 1, "accepted": accepted, "site": index}, indent=1))
         return 0
+    verdicts = {one.key: one.verdict for _, one in collect_settled(found).values()}
     for key in accepted:
-        print(f"accepted: {key}")
+        how = f"as '{verdicts[key]}'" if key in verdicts else "withdrawn: it is settled no more"
+        print(f"accepted: {key} {how}")
     print(index)
     return 0
 

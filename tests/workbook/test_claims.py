@@ -331,6 +331,29 @@ def test_accepting_writes_the_file_that_compare_reads(
         accept("../x", "mech-01", "escape", found)
 
 
+def test_a_bare_claim_accepts_only_what_needs_a_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted_module, "VERDICTS", tmp_path)
+    simulated = settled("micro-05", Evidence.SIMULATED, Verdict.REPRODUCED_IN_SIMULATION)
+    measured = settled("micro-05", MEASURED, UNSURE)
+    assert accept("ci", "micro-05", "too few trials", [simulated, measured]) == [measured.key]
+    assert list(load_accepted("ci")) == [measured.key]
+    # what is accepted as it is keeps its reason
+    with pytest.raises(BadInput, match=r"no verdict of micro-05 needs acceptance.*/\*"):
+        accept("ci", "micro-05", "again", [simulated, measured])
+    assert load_accepted("ci")[measured.key].reason == "too few trials"
+    # a full key and a pattern take what they match
+    assert accept("ci", simulated.key, "seen", [simulated, measured]) == [simulated.key]
+    assert accept("ci", "micro-05/*", "all", [simulated, measured]) == [
+        simulated.key,
+        measured.key,
+    ]
+    # worse than what is accepted, though neither against the source nor inconclusive
+    worse = settled("micro-05", Evidence.SIMULATED, N)
+    assert accept("ci", "micro-05", "left out", [worse, measured]) == [worse.key]
+
+
 def test_a_damaged_file_of_accepted_verdicts_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

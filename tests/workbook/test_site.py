@@ -145,7 +145,12 @@ def test_report_accepts_a_verdict_with_its_reason(
     monkeypatch.setattr(accepted, "VERDICTS", folder / "verdicts")
     claim = arithmetic_claim().id
     command = ["report", "--out", str(folder)]
-    assert main([*command, "--accept", claim, "--reason", "seen twice"]) == 0
+    # a verdict that needs no decision is accepted by its full key alone
+    assert main([*command, "--accept", claim, "--reason", "seen twice"]) == 2
+    assert not (folder / "verdicts" / "ci.json").exists()
+    key = f"{claim}/arithmetic"
+    assert main([*command, "--accept", key, "--reason", "seen twice"]) == 0
+    assert f"accepted: {key} as 'reproduced'" in capsys.readouterr().out
     kept = json.loads((folder / "verdicts" / "ci.json").read_text())
     assert kept[f"{claim}/arithmetic"]["reason"] == "seen twice"
     assert (folder / "index.html").is_file()
