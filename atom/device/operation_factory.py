@@ -11,7 +11,6 @@ from atom.device.arena import Span
 from atom.device.argument_checks import (
     check_amount,
     check_count,
-    check_kernel,
     check_operands,
     check_path,
     check_tensor,
@@ -65,7 +64,7 @@ class OperationFactory:
         flops: float,
     ) -> Prepared:
         """See ``Device.launch``."""
-        name, body = check_kernel(kernel).name, kernel.body
+        name, body = kernel.name, kernel.body
         check_operands(f"reads of kernel {name!r}", reads)
         check_operands(f"writes of kernel {name!r}", writes)
         if not isinstance(scalars, tuple | list):

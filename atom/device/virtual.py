@@ -27,7 +27,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from atom.device.argument_checks import check_amount, check_count, check_tensor
+from atom.device.argument_checks import (
+    check_amount,
+    check_count,
+    check_kernel,
+    check_tensor,
+)
 from atom.device.caching_allocator import Block
 from atom.device.interface import CopyPath, Device, Event, Kernel, Scalar, Stream
 from atom.device.observer import DeviceObserver
@@ -297,7 +302,7 @@ class VirtualDevice(Device):
             WrongDevice: the stream or an operand is another device's.
             FreedPinnedBuffer: an earlier queued kernel reached a dropped pinned buffer.
         """
-        own = self._work_call(stream, kernel.name, self.profile.launch_seconds)
+        own = self._work_call(stream, check_kernel(kernel).name, self.profile.launch_seconds)
         self.enqueue(self._factory.kernel(kernel, reads, writes, scalars, flops), own)
 
     def copy(
