@@ -50,8 +50,9 @@ WORKER_COMMAND = (sys.executable, "-m", "atom.benchmarks.race_worker")
 
 @dataclass(frozen=True)
 class DeviceSeen:
-    """The first job has opened the device."""
+    """A job has opened the device. ``facts`` hold for the job's setting, not for the sweep."""
 
+    job: Job
     properties: DeviceProperties
     facts: dict[str, Any]
 
@@ -112,10 +113,9 @@ def accelerator_kind(settings: RaceSettings) -> DeviceKind:
 
 
 def _in_process(settings: RaceSettings, jobs: Sequence[Job]) -> Iterator[SweepEvent]:
-    for number, job in enumerate(jobs):
+    for job in jobs:
         device = open_job_device(settings, job)
-        if number == 0:
-            yield DeviceSeen(device.properties, facts_from_inside(settings, job))
+        yield DeviceSeen(job, device.properties, facts_from_inside(settings, job))
         rows: list[RaceRow] = []
         timeline: list[TimelineRow] = []
         try:
@@ -146,7 +146,6 @@ def _in_workers(
 
     running = start()
     following: tuple[Job, Worker] | None = None
-    seen = False
     try:
         while running is not None:
             job, worker = running
@@ -154,12 +153,7 @@ def _in_workers(
                 worker.expect("imported")
                 worker.send(job_message(settings, job))
                 following = start()
-                for event in _listen(job, worker):
-                    if isinstance(event, DeviceSeen):
-                        if seen:
-                            continue
-                        seen = True
-                    yield event
+                yield from _listen(job, worker)
             except WorkerFailed as error:
                 yield JobFailed(job, str(error))
                 if following is None:
@@ -179,7 +173,7 @@ def _listen(job: Job, worker: Worker) -> Iterator[SweepEvent]:
         message = worker.receive()
         kind = message.get("type")
         if kind == "device":
-            yield DeviceSeen(properties_from(message["properties"]), message["facts"])
+            yield DeviceSeen(job, properties_from(message["properties"]), message["facts"])
         elif kind == "trials":
             yield TrialsDone(int(message["count"]))
         elif kind == "point":

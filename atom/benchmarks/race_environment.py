@@ -134,7 +134,8 @@ class Surroundings:
 FACTS = (
     "power_cap_w",
     "power_default_w",
-    "sm_clock_mhz",
+    # read before the sweep: no clock that anything is measured at
+    "sm_clock_idle_mhz",
     "sm_clock_max_mhz",
     "application_clock_mhz",
     "application_clock_default_mhz",
@@ -258,7 +259,7 @@ def _from_nvml(index: int) -> dict[str, Any]:
         return {
             "power_cap_w": watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
             "power_default_w": watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
-            "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+            "sm_clock_idle_mhz": ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
             "application_clock_mhz": ask("nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM),
             "application_clock_default_mhz": ask(
@@ -282,7 +283,7 @@ def _from_nvml(index: int) -> dict[str, Any]:
 _SMI_FIELDS = {
     "power.limit": "power_cap_w",
     "power.default_limit": "power_default_w",
-    "clocks.sm": "sm_clock_mhz",
+    "clocks.sm": "sm_clock_idle_mhz",
     "clocks.max.sm": "sm_clock_max_mhz",
     "clocks.mem": "memory_clock_mhz",
     "pcie.link.gen.current": "pcie_generation",
@@ -360,7 +361,7 @@ def parse_rocm_smi(text: str) -> dict[str, Any]:
         if "max" in words and "power" in words and number:
             found["power_cap_w"] = float(number)
         elif "sclk" in words and "speed" in words and number:
-            found["sm_clock_mhz"] = int(float(number))
+            found["sm_clock_idle_mhz"] = int(float(number))
         elif "mclk" in words and "speed" in words and number:
             found["memory_clock_mhz"] = int(float(number))
         elif "performance level" in words:

@@ -129,11 +129,14 @@ class Job:
     seed: int
 
     @property
+    def setting(self) -> str:
+        """What its process is started with, e.g. ``queues=4 allocator=native``."""
+        return f"queues={self.queue_setting} allocator={self.allocator.value}"
+
+    @property
     def name(self) -> str:
         """For messages, e.g. ``queues=4 allocator=native process=0``."""
-        return (
-            f"queues={self.queue_setting} allocator={self.allocator.value} process={self.process}"
-        )
+        return f"{self.setting} process={self.process}"
 
 
 def build_arms(settings: RaceSettings) -> list[Arm]:

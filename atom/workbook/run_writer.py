@@ -197,6 +197,21 @@ class RunWriter:
         self._next += 1
         self._points.append(point_id)
 
+    def add_fact(self, group: str, name: str, value: Any) -> None:
+        """Record a fact that shows itself while the run goes on, as ``facts[group][name]``.
+
+        What stands there already stays: a resumed run keeps what it saw first.
+
+        Raises:
+            BadInput: the run has ended.
+        """
+        if self.provenance.exit_state != "running":
+            raise BadInput(f"{shown_path(self.path)} has ended; nothing can be added to it")
+        known = self.provenance.facts.get(group, {})
+        if name not in known:
+            facts = {**self.provenance.facts, group: {**known, name: redact(value)}}
+            self._write_provenance(self.provenance.model_copy(update={"facts": facts}))
+
     def finish(self, exit_state: ExitState, error: str | None = None) -> Provenance:
         """Merge the points into CSV files and seal ``run.json`` with their SHA-256.
 

@@ -141,14 +141,15 @@ def sweep_race(
         for event in events:
             if isinstance(event, DeviceSeen):
                 if writer is None:
-                    facts = {**around.facts, "in_worker": event.facts}
                     planned = {"trials": sum(len(job.points) for job in jobs)}
                     provenance = collect_provenance(
-                        event.properties, EXPERIMENT, plain, facts, planned
+                        event.properties, EXPERIMENT, plain, around.facts, planned
                     )
                     writer = RunWriter(root, event.properties.machine, EXPERIMENT, provenance)
                 else:
                     _refuse_other_device(writer, event.properties)
+                # each setting has workers with an environment and an allocator of their own
+                writer.add_fact("in_workers", event.job.setting, event.facts)
             elif isinstance(event, JobDone):
                 assert writer is not None
                 tables: dict[str, Sequence[BaseModel]] = {
@@ -196,7 +197,6 @@ def _refuse_other_device(writer: RunWriter, properties: DeviceProperties) -> Non
     now = (properties.name, properties.driver, properties.runtime)
     then = (known.device, known.driver, known.runtime)
     if now != then:
-        writer.finish("interrupted", "resumed on another device")
         raise BadInput(
             f"{shown_path(writer.path)} was started on {then[0]} (driver {then[1]}, {then[2]}); "
             f"this is {now[0]} (driver {now[1]}, {now[2]}): start a new run"

@@ -66,7 +66,7 @@ def test_rocm_smi_is_read_by_words() -> None:
     assert parse_rocm_smi(text) == {
         "power_cap_w": 1400.0,
         "pci_address": "0000:05:00.0",
-        "sm_clock_mhz": 2400,
+        "sm_clock_idle_mhz": 2400,
         "memory_clock_mhz": 1900,
     }
 

@@ -474,3 +474,17 @@ def test_a_resumed_run_equals_an_unbroken_one(
             again.write_point(name, {"trials": [one]})
     again.finish("finished")
     assert (whole.path / "trials.csv").read_bytes() == (again.path / "trials.csv").read_bytes()
+
+
+def test_a_fact_that_shows_itself_later_is_added_once(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path, watts=700)
+    writer.add_fact("in_workers", "queues=4", {"log": "/home/someone/x.log"})
+    writer.add_fact("in_workers", "queues=8", {"log": None})
+    writer.add_fact("in_workers", "queues=4", {"log": "another"})
+    writer.finish("finished")
+    assert load_run(writer.path).provenance.facts == {
+        "watts": 700,
+        "in_workers": {"queues=4": {"log": "x.log"}, "queues=8": {"log": None}},
+    }
+    with pytest.raises(BadInput, match="has ended"):
+        writer.add_fact("in_workers", "queues=32", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from atom.config import RaceSettings
 from atom.errors import BadInput, DeviceError
 from atom.workbook import run_writer, sweeps
 from atom.workbook.records import load_run
+from atom.workbook.run_writer import read_provenance
 from atom.workbook.sweeps import (
     SweepResult,
     add_arguments,
@@ -266,3 +268,28 @@ def test_workers_that_never_reach_the_device_end_the_sweep(tmp_path: Path) -> No
 def test_no_row_makes_no_table(tmp_path: Path) -> None:
     run = run_race(RaceSettings.parse(SMALL), tmp_path)
     assert "no process finished" in result_text(run.tables["trials"].iloc[:0])
+
+
+def test_what_a_worker_sees_is_recorded_for_its_setting(tmp_path: Path) -> None:
+    facts = run_race(RaceSettings.parse(SMALL), tmp_path).provenance.facts
+    # one worker's environment stood for the whole run before
+    assert set(facts["in_workers"]) == {
+        "queues=default allocator=native",
+        "queues=2 allocator=native",
+    }
+    assert "in_worker" not in facts
+
+
+def test_a_sweep_that_is_resumed_on_another_device_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = RaceSettings.parse(SMALL)
+    folder = run_race(settings, tmp_path).path
+    record = json.loads((folder / "run.json").read_text())
+    record.update(exit_state="interrupted", device="MI300X")
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / run_writer.PARTIAL).mkdir()
+    with pytest.raises(BadInput, match="was started on MI300X"):
+        sweep_race(settings, root=tmp_path, resume=folder)
+    # and can still be resumed where it began
+    assert read_provenance(folder).exit_state == "failed"
