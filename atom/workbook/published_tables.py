@@ -142,6 +142,8 @@ class StateLoadFailureRow(PublishedRow):
     cpu_pool_gib: float = Field(gt=0)
     failed_percent_low: float = Field(ge=0, le=100)
     failed_percent_high: float = Field(ge=0, le=100)
+    approximate: bool
+    """Whether the text says "about": it does so once, ahead of the range over all points."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:

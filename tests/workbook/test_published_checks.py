@@ -149,3 +149,17 @@ def test_the_matrix_leaves_the_holes_of_the_merged_version_open() -> None:
         assert matrix.loc[experiment].notna()["record_stream"]
         assert matrix.loc[experiment].isna()["hold"]
     assert matrix["hold"].notna().sum() == 4
+
+
+def test_what_the_source_says_about_only_is_marked() -> None:
+    failures = load_published("state_load_failures")
+    assert failures["approximate"].tolist() == [True] * 4
+
+
+@pytest.mark.parametrize("name", ["crash-01", "mech-09", "mech-16", "mech-19"])
+def test_the_crashes_first_machine_is_not_named(name: str) -> None:
+    history = load_published("crash_history")
+    crashed = history[history["outcome"] == "crashed"]
+    assert set(crashed["site"]) == {"first"}
+    assert crashed["machine"].isna().all()
+    assert load_claims()[name].machine is None
