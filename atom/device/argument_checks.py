@@ -22,10 +22,11 @@ def check_amount(name: str, value: Any) -> float:
     Raises:
         BadInput: naming ``name``.
     """
-    if type(value) is not float and (not isinstance(value, int | float) or value is True):
-        raise BadInput(f"{name}={value!r}; expected a finite number of at least 0")
+    if type(value) is float and 0 <= value < _INFINITE:
+        return value
     # the comparison also refuses nan
-    if not 0 <= value < _INFINITE:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < _INFINITE:
         raise BadInput(f"{name}={value!r}; expected a finite number of at least 0")
     return float(value)
 
@@ -62,13 +63,14 @@ def check_shape(shape: Any, dtype: Any) -> tuple[int, ...]:
     """
     if not isinstance(dtype, torch.dtype):
         raise BadInput(f"dtype={dtype!r}; expected a torch.dtype such as torch.int32")
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
-        raise BadInput(f"shape={shape!r}; expected a sequence of whole numbers, e.g. (3, 4)")
-    extents = tuple(shape)
-    for place, extent in enumerate(extents):
+    if type(shape) is not tuple:
+        if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+            raise BadInput(f"shape={shape!r}; expected a sequence of whole numbers, e.g. (3, 4)")
+        shape = tuple(shape)
+    for extent in shape:
         if type(extent) is not int or extent < 0:
-            check_count(f"shape[{place}]", extent, 0)
-    return extents
+            return tuple(check_count(f"shape[{i}]", given, 0) for i, given in enumerate(shape))
+    return shape
 
 
 def check_tensor(name: str, value: Any) -> Tensor:
@@ -82,14 +84,17 @@ def check_tensor(name: str, value: Any) -> Tensor:
     return value
 
 
-def check_operands(name: str, tensors: Any) -> None:
+def check_lists(kernel: str, **arguments: Any) -> None:
     """Refuse what is not a list or tuple, such as a lone tensor, which would be taken row by row.
 
     Raises:
-        BadInput: naming ``name``.
+        BadInput: naming the argument.
     """
-    if not isinstance(tensors, tuple | list):
-        raise BadInput(f"{name} is a {type(tensors).__name__}; expected a tuple or list of tensors")
+    for name, given in arguments.items():
+        if not isinstance(given, tuple | list):
+            raise BadInput(
+                f"{name} of kernel {kernel!r} is a {type(given).__name__}; expected a tuple or list"
+            )
 
 
 def check_kernel(value: Any) -> Kernel:

@@ -11,7 +11,7 @@ from atom.device.arena import Span
 from atom.device.argument_checks import (
     check_amount,
     check_count,
-    check_operands,
+    check_lists,
     check_path,
     check_tensor,
     check_traffic,
@@ -65,12 +65,10 @@ class OperationFactory:
     ) -> Prepared:
         """See ``Device.launch``."""
         name, body = kernel.name, kernel.body
-        check_operands(f"reads of kernel {name!r}", reads)
-        check_operands(f"writes of kernel {name!r}", writes)
-        if not isinstance(scalars, tuple | list):
-            raise BadInput(f"scalars of kernel {name!r}: {scalars!r}; expected a tuple")
-        # a list could get a tensor later
-        scalars = tuple(scalars)
+        if type(reads) is not tuple or type(writes) is not tuple or type(scalars) is not tuple:
+            check_lists(name, reads=reads, writes=writes, scalars=scalars)
+            # a list could get a tensor later
+            scalars = tuple(scalars)
         refuse_captured_tensors(name, body, scalars)
         flops = check_amount("flops", flops)
         spans: tuple[list[Span], list[Span]] = ([], [])

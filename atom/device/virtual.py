@@ -254,7 +254,9 @@ class VirtualDevice(Device):
         return self.memory.address(tensor)
 
     def _operand(self, tensor: Tensor, what: str) -> Operand:
-        refuse_view(check_tensor(what, tensor), what)
+        plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+        if not plain or tensor.is_conj() or tensor.is_neg():
+            refuse_view(tensor, what)
         operand = self.memory.operand(tensor)
         if operand is None:
             raise self._not_ours(tensor, what)

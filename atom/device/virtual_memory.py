@@ -116,7 +116,7 @@ class VirtualMemory:
 
     def mapped(self, tensor: Tensor) -> Tensor:
         """A kernel's view of a pinned tensor; see ``Device.mapped``."""
-        refuse_view(check_tensor("mapped: the tensor", tensor), "mapped: the tensor")
+        refuse_view(tensor, "mapped: the tensor")
         if tensor.numel() == 0:
             return tensor
         if self.host.alias_offset(tensor) is not None and self.host.has_alias:
@@ -172,9 +172,9 @@ def refuse_view(tensor: Tensor, what: str) -> None:
     """Refuse a tensor whose values are not the bytes it lies on.
 
     Raises:
-        BadInput: a lazy conjugate or negative, or not strided.
+        BadInput: a lazy conjugate or negative, not strided, or no tensor.
     """
-    if tensor.is_conj() or tensor.is_neg():
+    if check_tensor(what, tensor).is_conj() or tensor.is_neg():
         lazy = "conjugate" if tensor.is_conj() else "negative"
         raise BadInput(
             f"{what} is a lazy {lazy} view: queued work sees its bytes, not its values; take the "
