@@ -114,6 +114,8 @@ def check_path(value: Any) -> CopyPath:
     Raises:
         BadInput: with the paths there are.
     """
+    if type(value) is CopyPath:
+        return value
     try:
         return CopyPath(value)
     except ValueError:

@@ -7,7 +7,8 @@ Two nets. At the launch everything that the body reaches is looked through, with
 collector's own view of what an object refers to. When work has run and is let go, no block may
 die with it (``QueueModel``): that catches what an object of compiled code hides, and what was put
 into the body after the launch. What neither sees: a hidden capture that something else, a
-reference cycle or a graph also keeps alive when the work is let go.
+reference cycle or a graph also keeps alive when the work is let go, and what is put into the
+annotations of a module's function after its first launch.
 """
 
 from __future__ import annotations
@@ -97,9 +98,7 @@ def refuse_let_go(name: str, died: list[Any]) -> None:
 
 
 def _parts(function: Any) -> list[Any]:
-    return gc.get_referents(
-        function, function.__dict__, function.__annotations__, function.__kwdefaults__
-    )
+    return gc.get_referents(function, function.__dict__, function.__kwdefaults__)
 
 
 def _of_a_module(body: Any) -> bool:

@@ -59,7 +59,7 @@ class QueueModel:
         self._times: list[tuple[float, int, int, Operation]] = []
         # kernels that share the machine: (work clock at the end, sequence, operation)
         self._shared: list[tuple[float, int, Operation]] = []
-        #: grows with each block that dies, see :meth:`_let_go`
+        #: grows with each block that dies, see :meth:`_finish`
         self.died: list[Any] = []
         self._work_clock = 0.0
         self._occupied = 0.0
@@ -213,7 +213,10 @@ class QueueModel:
     def _finish(self, operation: Operation) -> None:
         operation.finished = True
         operation.end = self.now
-        hidden = self._let_go(operation)
+        # what dies with the body lived only because it was queued
+        before = len(self.died)
+        operation.run = None
+        hidden = self.died[before:] if len(self.died) != before else None
         self.unfinished -= 1
         if operation.engine is not None and self.mode is Mode.CLOCK:
             waiting = self._engine_queue.get(operation.engine)
@@ -232,12 +235,6 @@ class QueueModel:
         self._drain()
         if hidden:
             refuse_let_go(operation.name, hidden)
-
-    def _let_go(self, operation: Operation) -> list[Any]:
-        """Drop the body; what dies with it lived only because it was queued."""
-        before = len(self.died)
-        operation.run = None
-        return self.died[before:] if len(self.died) != before else []
 
     def _unpark(self, stream: StreamState) -> None:
         stream.parked.popleft()

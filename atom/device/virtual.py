@@ -220,7 +220,7 @@ class VirtualDevice(Device):
         """Tell the allocator that ``stream`` uses ``tensor``: its free waits for that stream."""
         own = self.own_stream(stream)
         self.host.call(self.profile.query_seconds)
-        if check_tensor("the tensor", tensor).numel():
+        if not isinstance(tensor, Tensor) or tensor.numel():
             block = self._block(tensor)
             self.memory.blocks.record_stream(block, own.stream_id)
             if self.observer is not None:

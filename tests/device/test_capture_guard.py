@@ -222,16 +222,12 @@ def test_what_is_put_on_a_module_function_after_its_first_launch_is_noticed() ->
     def keyword(value: Any) -> None:
         _module_body.__kwdefaults__ = value
 
-    def annotation(value: Any) -> None:
-        _module_body.__annotations__["reads"] = value
-
     def attribute(value: Any) -> None:
         _module_body.__dict__["late"] = value
 
     for put, bad, good in [
         (default, (tensor,), None),
         (keyword, {"a": tensor}, None),
-        (annotation, tensor, "Any"),
         (attribute, tensor, 1),
     ]:
         device.launch(kernel, (), ())
