@@ -51,6 +51,12 @@ def watched(program: Callable[[], None]) -> Report:
     return report
 
 
+def places(*folders: Path) -> str:
+    """The search path of a child: these first, then what this process was given."""
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([given] if given else [])])
+
+
 def sent(source: Tensor, side: torch.cuda.Stream) -> Tensor:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -301,7 +307,7 @@ def test_other_allocators_are_watched_or_refused(backend: str, code: int, tmp_pa
         timeout=80,
         env={
             **os.environ,
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": places(PROJECT),
             "PYTORCH_CUDA_ALLOC_CONF": backend,
             "PYTORCH_ALLOC_CONF": backend,
         },
@@ -331,7 +337,7 @@ def test_a_spawned_worker_is_followed(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=80,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(HERE)])},
+        env={**os.environ, "PYTHONPATH": places(PROJECT, HERE)},
     )
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout[done.stdout.index("{\n") :])
