@@ -21,6 +21,7 @@ from atom.workbook.results import VERDICT_ORDER, count_verdicts, load_result
 
 #: row of the coverage that the race micro-benchmark's runs fill
 RACE_EXPERIMENT = "race micro-benchmark"
+LIFETIME_EXPERIMENT = "lifetime test, trials"
 
 
 @dataclass
@@ -56,14 +57,14 @@ CoverageMatrix = dict[str, dict[str, Coverage]]
 
 
 def coverage_matrix(
-    published: DataFrame, values: Mapping[tuple[str, str], str], race_runs: Iterable[Run]
+    published: DataFrame, values: Mapping[tuple[str, str], str], runs: Iterable[Run]
 ) -> CoverageMatrix:
     """Experiment by protocol: what the source published and what recorded runs add.
 
     Args:
         published: ``published_derived.version_matrix()``: which figures exist at all.
         values: ``published_cells.published_cells()``: what they say.
-        race_runs: recorded runs of the race micro-benchmark, of any evidence.
+        runs: recorded runs of the race micro-benchmark and of the lifetime paths, of any evidence.
     """
     protocols = [str(protocol) for protocol in CopyProtocol]
     matrix: CoverageMatrix = {}
@@ -74,9 +75,11 @@ def coverage_matrix(
             count = line.get(protocol)
             known = values.get((experiment, protocol), count) if isinstance(count, str) else None
             matrix[experiment][protocol] = Coverage(known)
-    for run in race_runs:
-        cells = matrix[RACE_EXPERIMENT]
-        for protocol, text in _race_counts(run).items():
+    for run in runs:
+        lifetime = run.provenance.experiment == "lifetime"
+        cells = matrix[LIFETIME_EXPERIMENT if lifetime else RACE_EXPERIMENT]
+        counts = _lifetime_counts(run) if lifetime else _race_counts(run)
+        for protocol, text in counts.items():
             kind = run.provenance.evidence
             kept = cells[protocol].measured if kind is Evidence.MEASURED else None
             kept = cells[protocol].simulated if kind is Evidence.SIMULATED else kept
@@ -96,6 +99,22 @@ def _race_counts(run: Run) -> dict[str, str]:
             counts[str(protocol)] = (
                 f"{run.provenance.device}, {trials:,} trials, {group['arm'].nunique()} arms"
             )
+    return counts
+
+
+def _lifetime_counts(run: Run) -> dict[str, str]:
+    """Stale trials a path by protocol: with the protocol in force; unpatched has none to take."""
+    rows = run.tables["trials"]
+    protocols = rows["protocol"].astype(str)
+    arm = ["control" if protocol == "unpatched" else "protected" for protocol in protocols]
+    rows = rows[(rows["arm"].astype(str) == arm) & (rows["path"].astype(str) != "graph_output")]
+    counts = {}
+    for protocol, group in rows.groupby(rows["protocol"].astype(str)):
+        pairs = sorted({(int(r["stale"]), int(r["trials"])) for r in group.to_dict("records")})
+        stale = ", ".join(f"{stale}/{trials}" for stale, trials in pairs)
+        counts[str(protocol)] = (
+            f"{run.provenance.device}, {stale} stale on {group['path'].nunique()} paths"
+        )
     return counts
 
 

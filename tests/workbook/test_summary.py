@@ -61,7 +61,7 @@ def test_a_run_fills_a_hole_under_its_own_kind_without_the_null_arm(kind: Eviden
     )
     run: Any = SimpleNamespace(
         tables={"trials": trials, "timeline": pd.DataFrame({"arm": ["main/hold"]})},
-        provenance=SimpleNamespace(evidence=kind, device="A card"),
+        provenance=SimpleNamespace(evidence=kind, device="A card", experiment="race"),
     )
     matrix = summary.coverage_matrix(version_matrix(), published_cells(), [run])
     row = matrix[summary.RACE_EXPERIMENT]
@@ -70,6 +70,25 @@ def test_a_run_fills_a_hole_under_its_own_kind_without_the_null_arm(kind: Eviden
     assert row["hold"].lines == [f"{kind}: A card, 80 trials, 1 arms"]
     assert row["unpatched"].state == "published alone"
     assert f"{kind}: race micro-benchmark" in summary.coverage_sentences(matrix)[-1]
+
+
+def test_lifetime_trials_fill_their_row_and_leave_the_graph_output_out() -> None:
+    trials = pd.DataFrame(
+        {
+            "path": ["spec_status", "logprobs", "spec_status", "spec_status", "graph_output"],
+            "protocol": ["hold", "hold", "hold", "unpatched", "hold"],
+            "arm": ["protected", "protected", "control", "control", "protected"],
+            "trials": [50, 50, 50, 50, 50],
+            "stale": [0, 1, 50, 50, 50],
+        }
+    )
+    provenance = SimpleNamespace(evidence=Evidence.MEASURED, device="A card", experiment="lifetime")
+    run: Any = SimpleNamespace(tables={"trials": trials}, provenance=provenance)
+    matrix = summary.coverage_matrix(version_matrix(), published_cells(), [run])
+    row = matrix[summary.LIFETIME_EXPERIMENT]
+    assert row["hold"].measured == ["A card, 0/50, 1/50 stale on 2 paths"]
+    assert row["unpatched"].measured == ["A card, 50/50 stale on 1 paths"]
+    assert row["zero_copy"].state == "nothing"
 
 
 def test_kinds_of_evidence_never_share_a_line() -> None:
