@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from atom.benchmarks.race_plan import build_arms
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
-from atom.config import DeviceChoice, RaceSettings
+from atom.config import RaceSettings
 
 RUNS = Path(__file__).resolve().parents[2] / "data" / "runs"
 
@@ -54,7 +54,7 @@ def test_a_column_against_the_name_is_refused(start: str, changed: dict[str, str
 
 def test_every_planned_arm_can_be_recorded() -> None:
     row = recorded("main/hold/")
-    for arm in build_arms(RaceSettings(device=DeviceChoice.ACCELERATOR)):
+    for arm in build_arms(RaceSettings.parse({"device": "accelerator"})):
         columns = {name: getattr(arm, name) for name in vars(arm) if name in RaceRow.model_fields}
         trials = {"trials": row["trials"]}
         made = {**row, **columns, **trials, "arm": arm.name, "point_id": f"{arm.name}@0"}

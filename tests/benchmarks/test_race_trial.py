@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,24 +193,25 @@ def test_a_producer_edge_queued_first_stands_in_front(monkeypatch: pytest.Monkey
         arm = dataclasses.replace(BASE, producer_edge=edge)
         bench.warm_up(arm)
         order.clear()
-        wait, spin = type(bench.copy_stream).wait_event, bench.device.spin
-        monkeypatch.setattr(
-            type(bench.copy_stream),
-            "wait_event",
-            lambda self, event, wait=wait: (order.append("wait"), wait(self, event))[1],
-        )
-        monkeypatch.setattr(
-            bench.device,
-            "spin",
-            lambda seconds, *, stream=None, spin=spin: (
-                order.append("front"),
-                spin(seconds, stream=stream),
-            )[1],
-        )
+        for owner, name, word in (
+            (type(bench.copy_stream), "wait_event", "wait"),
+            (type(bench.device), "spin", "front"),
+        ):
+            monkeypatch.setattr(owner, name, _told(getattr(owner, name), order, word))
         bench.run(arm)
         first = ["wait", "front", "wait"]
         assert order == (first if edge is ProducerEdge.WAITED_FIRST else ["front", "wait"])
         monkeypatch.undo()
+
+
+def _told(method: Callable[..., Any], order: list[str], word: str) -> Callable[..., Any]:
+    """``method``, which also says ``word`` when it is called."""
+
+    def told(*arguments: Any, **named: Any) -> Any:
+        order.append(word)
+        return method(*arguments, **named)
+
+    return told
 
 
 @pytest.mark.parametrize("step", [NextStep.HALF, NextStep.FEW])
