@@ -195,7 +195,8 @@ def test_every_way_to_hold_a_tensor_is_refused_at_the_launch(
         VirtualDevice,
         len,
     ],
-    ids=repr,
+    # the text of a function holds its address, and test names must not change
+    ids=lambda hidden: type(hidden).__name__,
 )
 def test_what_holds_no_tensor_is_let_through(hidden: Any) -> None:
     VirtualDevice().launch(Kernel("fine", _over(hidden)), (), ())
