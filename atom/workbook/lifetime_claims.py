@@ -311,7 +311,6 @@ _NEEDS = {
     "mech-12": "an engine with a scheduler, whose schedules are enumerated",
     "mech-15": "the conv kernel, unguarded and guarded",
     "mech-16": "the conv kernel on hardware, with an unmapped page behind its pool",
-    "arith-07": "the engine's next-step tensors; a model of them stands in notebook 01",
     "arith-08": "a rejection sampler; its arithmetic stands in notebook 01",
     "life-04": "the test file's own runs, five on one GPU and one on another",
     "life-06": "trials parked by a large copy beside those parked by a spin kernel",
