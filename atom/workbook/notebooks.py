@@ -66,7 +66,7 @@ _SPECS = (
         "02_race_microbenchmark",
         "Race micro-benchmark",
         RaceMicrobenchmarkSettings,
-        75,
+        90,
         profiles=_DEVICE_PROFILES,
         experiment="race",
         key_figures=(0, 2),
