@@ -34,6 +34,14 @@ class CopyProtocol(StrEnum):
     ZERO_COPY = "zero_copy"  #: the producer writes a pinned slot itself; there is no copy
 
 
+class GuardMode(StrEnum):
+    """What the conv-state and recurrent kernels do about a count or slot that is out of range."""
+
+    NONE = "none"  #: nothing, as upstream: the row is read wherever it lies
+    TRAP = "trap"  #: a device assert; ends the process, and only where Triton compiles it in
+    REPORT = "report"  #: the row is not read; the first bad one goes to the host with the status
+
+
 _Item = TypeVar("_Item")
 
 

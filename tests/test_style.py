@@ -20,18 +20,22 @@ _BASE = {"errors", "evidence", "config"}
 _MODEL_OPS = {"device"} | _BASE
 _TRANSFER = {"device"} | _BASE
 _SPEC_DECODE = {"model_ops", "transfer"} | _MODEL_OPS
+_MODELS = {"model_ops"} | _MODEL_OPS
+_SPEC_DECODE |= {"models"} | _MODELS
 _MODEL_ENGINE = {"spec_decode"} | _SPEC_DECODE
-_BENCHMARKS = {"lifetime", "model_engine"} | _MODEL_ENGINE
+_ENTRYPOINTS = {"model_engine"} | _MODEL_ENGINE
+_BENCHMARKS = {"lifetime", "entrypoints"} | _ENTRYPOINTS
 _WORKBOOK = {"benchmarks"} | _BENCHMARKS
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "evidence": set(),
     "config": {"errors"},
     "environment": set(),
-    "entrypoints": set(),
+    "entrypoints": _ENTRYPOINTS,
     "device": _BASE,
     "lifetime": {"device"} | _BASE,
     "model_ops": _MODEL_OPS,
+    "models": _MODELS,
     "transfer": _TRANSFER,
     "spec_decode": _SPEC_DECODE,
     "model_engine": _MODEL_ENGINE,
