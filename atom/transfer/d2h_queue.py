@@ -279,22 +279,36 @@ class SpecStatusQueue(D2HQueue):
             max_slots=max_slots,
         )
 
-    def new_verdict(self, step: int, batch_size: int, *, rows: int = 2) -> Payload:
+    def new_verdict(
+        self, step: int, batch_size: int, *, rows: int = 2, record_words: int = 0
+    ) -> Payload:
         """A fresh int32 verdict of ``rows`` rows.
 
+        Args:
+            step: the step that produces it.
+            batch_size: requests in the batch.
+            rows: rows of the verdict, those that stay on the device included.
+            record_words: words of the kernels' guard record that travel behind the status.
+
         Returns:
-            ``data`` is ``[2, batch_size]`` (num_rejected, num_bonus); ``rest`` the other rows,
+            ``data`` is ``[2, batch_size]`` (num_rejected, num_bonus), or with a record flat,
+            ``[2 * batch_size + record_words]``; ``rest`` the other rows,
             ``[rows - 2, batch_size]``, or ``None``.
 
         Raises:
-            ValueError: fewer rows than the status has.
+            ValueError: fewer rows than the status has, or a negative count of words.
         """
         more = rows - self.STATUS_ROWS
-        if more < 0:
-            raise ValueError(f"a verdict has at least {self.STATUS_ROWS} rows, got {rows}")
+        if more < 0 or record_words < 0:
+            raise ValueError(
+                f"a verdict has at least {self.STATUS_ROWS} rows and a record no negative size, "
+                f"got {rows} and {record_words}"
+            )
         rest_shape = (more, batch_size) if more else None
-        status_shape = (self.STATUS_ROWS, batch_size)
-        return self.new_payload(step, status_shape, torch.int32, rest_shape=rest_shape)
+        shape: tuple[int, ...] = (self.STATUS_ROWS, batch_size)
+        if record_words:
+            shape = (self.STATUS_ROWS * batch_size + record_words,)
+        return self.new_payload(step, shape, torch.int32, rest_shape=rest_shape)
 
     def receive_status(self) -> tuple[Tensor, Tensor]:
         """The oldest status: ``(num_rejected, num_bonus)``, int32 host ``[batch_size]`` each.
@@ -304,3 +318,19 @@ class SpecStatusQueue(D2HQueue):
         """
         status = self.receive()
         return status[0], status[1]
+
+    def receive_status_and_record(self, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The oldest status with the guard record that came behind it.
+
+        Args:
+            batch_size: the one that its verdict was made with.
+
+        Returns:
+            int32 host ``(num_rejected [batch_size], num_bonus [batch_size], record)``.
+
+        Raises:
+            NothingQueued, StalePayload: as :meth:`D2HQueue.receive`.
+        """
+        flat = self.receive()
+        both = self.STATUS_ROWS * batch_size
+        return flat[:batch_size], flat[batch_size:both], flat[both:]
