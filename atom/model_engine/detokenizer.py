@@ -18,8 +18,10 @@ _CHARACTER_TOKENS = 4
 class Decodes(Protocol):
     """The part of a tokenizer that is needed here."""
 
-    #: tokens without text of their own (end of text, turn markers)
-    special_ids: Collection[int]
+    @property
+    def special_ids(self) -> Collection[int]:
+        """Tokens without text of their own: end of text, turn markers."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special ones left out, without any clean-up of spaces."""
