@@ -1,11 +1,10 @@
+# mypy: disable-error-code="no-untyped-def"
 """What a Triton kernel calls to check a row's count and slot, and to report a bad one.
 
 Numbers of modes and codes are those of ``GuardMode`` and ``GuardCode``; a test holds them together.
 """
 
 from __future__ import annotations
-
-# mypy: disable-error-code="no-untyped-def"
 
 import triton
 import triton.language as tl
