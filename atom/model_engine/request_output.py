@@ -3,16 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-
-
-class FinishReason(StrEnum):
-    """Why a request ended."""
-
-    STOP = "stop"  #: a stop token was sampled
-    LENGTH = "length"  #: ``max_tokens`` or the model's length was reached
-    ABORT = "abort"  #: the caller aborted it
-    ERROR = "error"  #: it failed; ``RequestOutput.error`` says how
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +15,7 @@ class RequestOutput:
             and accepted drafts make it any length, 0 included.
         logprobs: log probability (natural) of each new token; ``None`` when not asked for.
         finished: no output follows this one.
-        finish_reason: ``None`` until ``finished``.
+        finish_reason: ``None`` until ``finished``; then stop, length, abort or error.
         error: what went wrong, for a user, when ``finish_reason`` is ``error``.
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: prompt tokens that were taken from a cache and not computed.
@@ -36,7 +26,7 @@ class RequestOutput:
     new_token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     finished: bool = False
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
     error: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
