@@ -44,14 +44,15 @@ class HappensBefore:
         """Queue one operation on ``stream``; returns its number there, from 1."""
         count = self.counts.get(stream, 0) + 1
         self.counts[stream] = count
-        self._catch_up(stream)
+        if self._merged.get(stream) != self._host_version:
+            self._catch_up(stream)
         return count
 
     def _catch_up(self, stream: StreamKey) -> Clock:
         clock = self.clocks.get(stream)
         if clock is None:
             clock = self.clocks[stream] = {}
-        if self._merged.get(stream, 0) != self._host_version:
+        if self._merged.get(stream) != self._host_version:
             join(clock, self.host)
             self._merged[stream] = self._host_version
         return clock

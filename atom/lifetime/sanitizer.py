@@ -25,7 +25,7 @@ from atom.lifetime.findings import Report, Suppression
 from atom.lifetime.happens_before import StreamKey
 from atom.lifetime.host_watch import put_back, replace
 from atom.lifetime.monitor import Monitor
-from atom.lifetime.torch_front import TorchFront, WatchMode
+from atom.lifetime.torch_front import TorchFront
 from atom.lifetime.torch_layer import CudaLayer, NoDevice, TorchLayer
 from atom.lifetime.torch_patches import TorchPatches
 from atom.lifetime.triton_launches import TritonLaunches
@@ -34,6 +34,7 @@ from atom.lifetime.virtual_observer import (
     VirtualObserver,
     virtual_stream_name,
 )
+from atom.lifetime.watch_mode import WatchMode
 
 _BLIND = (
     "extensions and libraries that launch kernels past torch's dispatcher (Triton is watched)",

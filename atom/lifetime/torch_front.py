@@ -18,14 +18,14 @@ from typing import Any
 import torch
 import torch.cuda._gpu_trace as gpu_trace
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from atom.lifetime.host_watch import HostWatch, reach
 from atom.lifetime.monitor import Monitor, round_size
-from atom.lifetime.shadow import Block
+from atom.lifetime.shadow import Block, View
 from atom.lifetime.sites import CALLERS, UNKNOWN, RawSite, here
 from atom.lifetime.torch_layer import REGISTRIES, TorchLayer
-from atom.lifetime.torch_plans import Plan, plan_of
+from atom.lifetime.torch_plans import Plan
+from atom.lifetime.watch_mode import WatchMode
 
 
 class TorchFront:
@@ -45,6 +45,8 @@ class TorchFront:
         #: accesses of the graph that is being captured
         self.captured: list[tuple[Block, int, int, bool, str, Any]] | None = None
         self._wrappers: dict[type, bool] = {}
+        #: bytes and view of each layout with strides that was seen
+        self._layouts: dict[Any, tuple[int, View]] = {}
         self._unsized: set[int] = set()
         self._pinned: dict[int, Any] = {}
         self._callbacks: list[tuple[Any, Callable[..., None]]] = []
@@ -73,20 +75,23 @@ class TorchFront:
 
     def do(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run ``action`` now, or behind what is running."""
-        self._waiting.append((action, arguments))
         if self._busy:
+            self._waiting.append((action, arguments))
             return
         self._busy = True
         try:
+            self._act(action, arguments)
             while self._waiting:
-                action, arguments = self._waiting.popleft()
-                try:
-                    action(*arguments)
-                except RuntimeError as error:
-                    # a tensor without a storage of its own (sparse, functional)
-                    self.monitor.report.note(f"some work could not be read: {error}"[:200])
+                self._act(*self._waiting.popleft())
         finally:
             self._busy = False
+
+    def _act(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        try:
+            action(*arguments)
+        except RuntimeError as error:
+            # a tensor without a storage of its own (sparse, functional)
+            self.monitor.report.note(f"some work could not be read: {error}"[:200])
 
     # -- callbacks of torch.cuda._gpu_trace
     def _allocated(self, address: int) -> None:
@@ -106,8 +111,9 @@ class TorchFront:
         if block is None:
             return
         # the lines matter where another stream had a part in it
-        depth = CALLERS if len(block.streams) > 1 or block.owner not in block.streams else 1
-        self.do(self.monitor.free, address, here(depth))
+        streams = block.streams
+        alone = not streams or (len(streams) == 1 and block.owner in streams)
+        self.do(self.monitor.free, address, UNKNOWN if alone else here(CALLERS))
 
     def _event_recorded(self, event: int, stream: int) -> None:
         if self.captured is None:
@@ -215,23 +221,6 @@ class TorchFront:
         if not lo:
             return
         block: Block | None = self.monitor.live.get(lo)
-        if (
-            block is not None
-            and not block.inherited
-            and len(block.streams) == 1
-            and self.captured is None
-            and not block.pinned
-            and tensor.is_contiguous()
-        ):
-            # the common case: one stream uses the same view of the same block again
-            known = block.accesses.get((lo, lo + tensor.nbytes, stream, write))
-            if known is not None and known.view.strides is None:
-                known.number, known.site = number, site
-                known.operation, known.copy = operation, copy
-                return
-        nbytes, view = reach(tensor)
-        if not nbytes:
-            return
         if self.is_device(tensor):
             if block is None or lo in self._unsized:
                 block = self.device_block(tensor, lo)
@@ -239,12 +228,46 @@ class TorchFront:
             block = self._adopt_pinned(tensor, lo)
         if block is None:
             return
-        if self.captured is not None:
-            self.captured.append((block, lo, lo + nbytes, write, operation, view))
+        if tensor.is_contiguous():
+            nbytes, view, strides = tensor.nbytes, None, None
+        else:
+            nbytes, view = self._layout(tensor)
+            strides = view.strides
+        if not nbytes:
             return
+        hi = lo + nbytes
+        if self.captured is not None:
+            view = view or reach(tensor)[1]
+            self.captured.append((block, lo, hi, write, operation, view))
+            return
+        if len(block.streams) == 1 and not block.inherited and not block.pinned:
+            # the common case: one stream uses the same view of the same block again
+            known = block.accesses.get((lo, hi, stream, write))
+            if known is not None and known.view.strides is strides:
+                known.number, known.site = number, site
+                known.operation, known.copy = operation, copy
+                return
         self.monitor.access(
-            block, lo, lo + nbytes, write, stream, number, operation, site, view, copy=copy
+            block,
+            lo,
+            hi,
+            write,
+            stream,
+            number,
+            operation,
+            site,
+            view or View(tensor.dtype, tensor.shape, tensor.itemsize),
+            copy=copy,
         )
+
+    def _layout(self, tensor: Tensor) -> tuple[int, View]:
+        key = (tensor.shape, tensor.stride(), tensor.dtype)
+        known = self._layouts.get(key)
+        if known is None:
+            if len(self._layouts) > 4096:
+                self._layouts.clear()
+            known = self._layouts[key] = reach(tensor)
+        return known
 
     def replayed(self, accesses: list[Any], stream: int, site: RawSite) -> None:
         """A graph is replayed: its captured accesses happen again, on ``stream``."""
@@ -273,145 +296,6 @@ class TorchFront:
     def mode(self) -> WatchMode:
         """A dispatch mode for one thread."""
         return WatchMode(self)
-
-
-class WatchMode(TorchDispatchMode):
-    """Sees every operation of the threads that enter it."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch would wrap each call at several microseconds; skip_compiler does it once
-        return False
-
-    def __init__(self, front: TorchFront) -> None:
-        super().__init__()
-        self._front = front
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if types and any(map(self._front.dispatches_itself, types)):
-            # a wrapper takes its operation apart; its parts come here
-            return NotImplemented
-        front = self._front
-        try:
-            plan = front.plans[func]
-        except KeyError:
-            plan = front.plans[func] = plan_of(func)
-        if plan is None:
-            front.monitor.report.note(f"operator {func} has no schema: its work is not seen")
-            return func(*args, **kwargs)
-        if plan.nothing:
-            if func is torch.ops.aten.record_stream.default:
-                front.do(
-                    front.monitor.record_stream,
-                    args[0].untyped_storage().data_ptr(),
-                    front.layer.stream_key(args[1]),
-                )
-            return func(*args, **kwargs)
-        tensors, first = front.tensors_of(plan, args, kwargs)
-        if first is None:
-            if front.monitor.pinned:
-                for tensor, write in tensors:
-                    front.host.touched(tensor, write, plan.name)
-            out = func(*args, **kwargs)
-            if plan.has_output:
-                self._made(plan, out)
-            return out
-        out = func(*args, **kwargs)
-        # numbered behind the call: an operator may queue more work behind a wait of its own
-        stream, number = front.begin(first)
-        site = here(1 if stream <= 0 else CALLERS)
-        if plan.copy:
-            front.do(self._copied, plan, tensors, args, kwargs, out, stream, number, site)
-        else:
-            front.do(self._happened, plan, tensors, out, stream, number, site)
-        return out
-
-    def _made(self, plan: Plan, out: Any) -> None:
-        """A fresh tensor without device inputs: a factory's."""
-        front = self._front
-        for tensor in _outputs(out):
-            if front.is_device(tensor) and tensor.numel():
-                if plan.writes_output:
-                    stream, number = front.begin(tensor)
-                    front.do(front.touch, tensor, True, stream, number, plan.name, here())
-                else:
-                    front.do(front.adopt, tensor)
-
-    def _happened(
-        self,
-        plan: Plan,
-        tensors: list[tuple[Tensor, bool]],
-        out: Any,
-        stream: int,
-        number: int,
-        site: RawSite,
-        copy: bool = False,
-    ) -> None:
-        front = self._front
-        touch, is_device, name = front.touch, front.is_device, plan.name
-        for tensor, write in tensors:
-            if is_device(tensor):
-                touch(tensor, write, stream, number, name, site, copy)
-            elif front.monitor.pinned:
-                # the host reads it while it launches
-                front.host.touched(tensor, write, name)
-        if plan.has_output:
-            starts = [tensor.data_ptr() for tensor, _ in tensors]
-            for tensor in _outputs(out):
-                # some operators return a view and do not say so
-                if tensor.data_ptr() in starts or not is_device(tensor):
-                    continue
-                if plan.writes_output:
-                    touch(tensor, True, stream, number, name, site, copy)
-                elif tensor.numel():
-                    front.adopt(tensor)
-        if plan.synchronous and front.captured is None:
-            front.observe_stream(stream)
-
-    def _copied(
-        self,
-        plan: Plan,
-        tensors: list[tuple[Tensor, bool]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        stream: int,
-        number: int,
-        site: RawSite,
-    ) -> None:
-        front = self._front
-        outputs = _outputs(out) if plan.has_output else []
-        everything = [*tensors, *((tensor, True) for tensor in outputs)]
-        if all(front.is_device(tensor) for tensor, _ in everything):
-            self._happened(plan, tensors, out, stream, number, site)
-            return
-        asynchronous = bool(kwargs.get("non_blocking", False))
-        if 0 <= plan.non_blocking < len(args):
-            asynchronous = bool(args[plan.non_blocking])
-        target = outputs[0] if outputs else tensors[0][0]
-        # a copy into pageable memory has ended when the call returns
-        if front.is_device(target) or front.layer.is_pinned(target):
-            waits = not asynchronous
-        else:
-            waits = True
-        for tensor, write in everything:
-            if front.is_device(tensor) or not waits:
-                front.touch(tensor, write, stream, number, plan.name, site, True)
-            else:
-                front.host.touched(tensor, write, plan.name)
-        if waits and front.captured is None:
-            front.observe_stream(stream)
-
-
-def _outputs(out: Any) -> list[Tensor]:
-    if isinstance(out, Tensor):
-        return [out]
-    if isinstance(out, (list, tuple)):
-        return [item for item in out if isinstance(item, Tensor)]
-    return []
 
 
 def skip_compiler() -> None:

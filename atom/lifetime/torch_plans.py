@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ class Plan(NamedTuple):
         copy: copies, which may be asynchronous.
         non_blocking: position of the argument of that name, or -1.
         synchronous: whether the host waits for the result.
+        call: runs the operation.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Plan(NamedTuple):
     copy: bool
     non_blocking: int
     synchronous: bool
+    call: Callable[..., Any]
 
 
 def plan_of(operation: Any) -> Plan | None:
@@ -81,4 +84,6 @@ def plan_of(operation: Any) -> Plan | None:
         non_blocking=non_blocking,
         synchronous=name in _SYNCHRONOUS
         or (bool(schema.returns) and not any("Tensor" in str(r.type) for r in schema.returns)),
+        # past a method of Python's that only hands its arguments on
+        call=operation._op if type(operation) is torch._ops.OpOverload else operation,
     )
