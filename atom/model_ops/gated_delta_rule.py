@@ -247,10 +247,14 @@ def gated_delta_rule_update(
     if v.is_cuda:
         from atom.model_ops.gated_delta_rule_triton import gated_delta_rule_update_triton
 
-        run = gated_delta_rule_update_triton
-    else:
-        run = gated_delta_rule_update_reference
-    return run(
+        return gated_delta_rule_update_triton(
+            *(q, k, v, g, beta, recurrent_state, meta),
+            guard=guard,
+            record=record,
+            layer=layer,
+            scale=scale,
+        )
+    return gated_delta_rule_update_reference(
         q,
         k,
         v,
@@ -338,10 +342,14 @@ def gated_delta_rule_update_from_gates(
     if v.is_cuda:
         from atom.model_ops.gated_delta_rule_triton import gated_delta_rule_update_from_gates_triton
 
-        run = gated_delta_rule_update_from_gates_triton
-    else:
-        run = gated_delta_rule_update_from_gates_reference
-    return run(
+        return gated_delta_rule_update_from_gates_triton(
+            *(q, k, v, a, b, A_log, dt_bias, recurrent_state, meta),
+            guard=guard,
+            record=record,
+            layer=layer,
+            scale=scale,
+        )
+    return gated_delta_rule_update_from_gates_reference(
         *(q, k, v, a, b, A_log, dt_bias, recurrent_state, meta),
         guard=guard,
         record=record,

@@ -1,0 +1,83 @@
+"""Specialisations of the gated delta rule's kernels that have to compile for every GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compile_case import CompileCase
+
+_MODULE = "atom.model_ops.gated_delta_rule_triton"
+_METADATA = (
+    "query_start_loc",
+    "num_accepted_tokens",
+    "state_slots",
+    "state_table",
+    "record",
+)
+_STRIDES = ("q_stride", "k_stride", "v_stride", "gate_stride", "strength_stride")
+
+
+def _update(
+    name: str, dtype: str, guard: int, *, gates_inside: bool = False, **changes: Any
+) -> CompileCase:
+    gates = f"*{dtype}" if gates_inside else "*fp32"
+    signature = dict.fromkeys(("q", "k", "v", "output"), f"*{dtype}")
+    signature |= {"gate": gates, "strength": gates, "pool": "*fp32", "scale": "fp32"}
+    signature |= dict.fromkeys(_METADATA, "*i32")
+    signature |= dict.fromkeys(("pool_slots", "layer", *_STRIDES), "i32")
+    constexprs: dict[str, Any] = {"A_log": None, "dt_bias": None}
+    if gates_inside:
+        constexprs = {}
+        signature |= {"A_log": "*fp32", "dt_bias": f"*{dtype}"}
+    constexprs |= {
+        "KEY_HEADS": 16,
+        "HEADS": 32,
+        "K": 128,
+        "V": 128,
+        "BLOCK_K": 128,
+        "BLOCK_V": 32,
+        "WIDTH": 4,
+        "WIDTH_BLOCK": 4,
+        "L2_EPS": 1e-6,
+        "GATES_INSIDE": gates_inside,
+        "GUARD": guard,
+        "COUNT_CODE": 2,
+        "SLOT_CODE": 4,
+    }
+    pointers = tuple(key for key, kind in signature.items() if kind.startswith("*"))
+    return CompileCase(
+        f"gdn update, {name}",
+        _MODULE,
+        "gated_delta_rule_update_kernel",
+        signature,
+        constexprs | changes,
+        divisible_by_16=(*pointers, "q_stride", "k_stride", "v_stride"),
+        options={"num_warps": 4, "debug": guard == 1},
+    )
+
+
+CASES = [
+    _update("bf16, report", "bf16", 2),
+    _update("bf16, none", "bf16", 0),
+    _update("bf16, trap", "bf16", 1),
+    _update("bf16, gates inside", "bf16", 2, gates_inside=True),
+    _update("fp32, small heads", "fp32", 2, K=8, V=6, BLOCK_K=8, BLOCK_V=8, WIDTH=1, WIDTH_BLOCK=1),
+    _update("fp16, two drafts", "fp16", 2, WIDTH=3, WIDTH_BLOCK=4),
+    CompileCase(
+        "gdn gates",
+        _MODULE,
+        "gdn_gating_kernel",
+        {"a": "*bf16", "b": "*bf16", "A_log": "*fp32", "dt_bias": "*bf16"}
+        | {"log_decay": "*fp32", "strength": "*fp32"}
+        | {"elements": "i32", "a_stride": "i32", "b_stride": "i32"},
+        {"HEADS": 32, "BLOCK": 256},
+    ),
+    CompileCase(
+        "gdn gated norm",
+        _MODULE,
+        "rms_norm_gated_kernel",
+        {"x": "*bf16", "gate": "*bf16", "weight": "*bf16", "output": "*bf16", "eps": "fp32"}
+        | {"rows": "i32", "x_stride": "i32", "gate_stride": "i32"},
+        {"HEADS": 32, "V": 128, "BLOCK_ROWS": 16, "BLOCK_V": 128},
+    ),
+]
