@@ -89,10 +89,12 @@ def raw_stream_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_raw_stream_calls_stay_in_the_seam() -> None:
     rooms = ("device", "lifetime")
+    # holds programs as users of plain torch write them, for the sanitizer to watch
+    watched = _ROOT / "atom" / "benchmarks" / "foreign_programs.py"
     found = [
         f"{path.relative_to(_ROOT)}:{line}: {what}"
         for path in package_files()
-        if room(path) not in rooms
+        if room(path) not in rooms and path != watched
         for line, what in raw_stream_calls(ast.parse(path.read_text()))
     ]
     for path in sorted((_ROOT / "notebooks").glob("*.ipynb")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
 from atom.benchmarks.source_lifetime_rows import LifetimeRow
 from atom.errors import BadInput
@@ -14,6 +15,11 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "race": {"trials": RaceRow, "timeline": TimelineRow},
     "detectors": {"detectors": DetectorRow, "slowdown": SlowdownRow},
     "lifetime": {"trials": LifetimeRow},
+    "foreign": {
+        "programs": ForeignRow,
+        "findings": ForeignFindingRow,
+        "blind_spots": BlindSpotRow,
+    },
 }
 
 
@@ -28,6 +34,11 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "slowdown": ("arm", "detector", "repeat"),
     },
     "lifetime": {"trials": ("point_id",)},
+    "foreign": {
+        "programs": ("program",),
+        "findings": ("program", "number"),
+        "blind_spots": ("program", "number"),
+    },
 }
 
 
