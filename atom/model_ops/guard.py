@@ -212,22 +212,24 @@ def passes(
     return False
 
 
-_pool: ContextVar[tuple[int, int] | None] = ContextVar("mapped_pool", default=None)
+_pools: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("mapped_pools", default=())
 
 
 @contextmanager
-def mapped_pool(pool: Tensor) -> Iterator[None]:
-    """Within the block, memory ends where the contiguous ``pool`` does.
+def mapped_pool(*pools: Tensor) -> Iterator[None]:
+    """Within the block, memory that is addressed in one of the contiguous ``pools`` ends with it.
 
-    Without it memory ends with the storage of the tensor that is addressed: for a view of a plain
-    tensor the same, but a virtual device's tensors all lie in one storage.
+    Other memory ends with the storage of the tensor that is addressed: for a view of a plain tensor
+    that is the same, but a virtual device's tensors all lie in one storage.
     """
-    start = pool.data_ptr()
-    token = _pool.set((start, start + pool.numel() * pool.element_size()))
+    ranges = tuple(
+        (pool.data_ptr(), pool.data_ptr() + pool.numel() * pool.element_size()) for pool in pools
+    )
+    token = _pools.set(ranges)
     try:
         yield
     finally:
-        _pool.reset(token)
+        _pools.reset(token)
 
 
 def unchecked(view: Tensor, offset: int, length: int) -> Tensor:
@@ -250,10 +252,10 @@ def unchecked(view: Tensor, offset: int, length: int) -> Tensor:
     size = view.element_size()
     first = view.storage_offset() + offset
     low, high = 0, storage.nbytes() // size
-    if _pool.get() is not None:
-        base = view.data_ptr() - view.storage_offset() * size
-        start, end = _pool.get() or (0, 0)
-        low, high = max(low, (start - base) // size), min(high, (end - base) // size)
+    for start, end in _pools.get():
+        if start <= view.data_ptr() < end:
+            base = view.data_ptr() - view.storage_offset() * size
+            low, high = max(low, (start - base) // size), min(high, (end - base) // size)
     if first < low or first + length > high:
         address = view.data_ptr() + offset * size
         raise IllegalAccess(
