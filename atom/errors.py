@@ -24,14 +24,6 @@ class BadInput(AtomError):
     exit_code = 2
 
 
-class RequestRefused(BadInput):
-    """A request that the engine can never serve, e.g. one longer than its KV pool."""
-
-
-class QueueFull(BadInput):
-    """The engine's queue holds as many requests as it may; the same request may fit later."""
-
-
 class NotebookFailed(AtomError):
     """A notebook stopped with an error of its own."""
 

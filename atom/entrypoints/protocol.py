@@ -1,0 +1,295 @@
+"""Bodies of requests in OpenAI's form: what is read, what is left aside, and what is refused.
+
+A field that this server knows but cannot honour is refused rather than left out, unless its value
+asks for nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from atom.entrypoints.api_error import ApiError
+
+_StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+_TokenId = Annotated[int, Field(ge=0)]
+
+#: fields that change nothing about the tokens
+_IGNORED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "verbosity",
+    }
+)
+#: fields that are not honoured, each with the values that ask for nothing
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+}
+_ADVICE = {
+    "n": "send the request n times; the engine batches them",
+    "best_of": "send the request several times and choose",
+    "top_logprobs": "only the sampled token's logprob is known: send logprobs=true alone",
+    "tool_choice": "tools reach the prompt, but a call of one cannot be forced",
+    "response_format": "output is not constrained to a grammar",
+}
+#: what a field may be, where it may be several things
+_EXPECTED = {
+    "prompt": "expected a text, or a list of token ids with at least one",
+    "stop": "expected a text, or a list of at most 16 texts",
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Body):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(_Body):
+    """Fields that both kinds of completion have."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: _StopString | Annotated[list[_StopString], Field(max_length=16)] | None = None
+    stop_token_ids: list[_TokenId] | None = Field(None, max_length=64)
+    ignore_eos: bool | None = None
+
+    default_max_tokens: ClassVar[int | None] = None
+    prompt_field: ClassVar[str] = "prompt"
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, as a list in any case."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether each token's log probability is part of the answer."""
+        raise NotImplementedError
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens to generate at most; ``None`` means what the model's length leaves."""
+        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``/v1/completions``: one prompt, as text or as tokens."""
+
+    prompt: (
+        str
+        | Annotated[list[_TokenId], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1)]
+    )
+    logprobs: int | None = Field(None, ge=0)
+
+    default_max_tokens: ClassVar[int | None] = 16
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """``logprobs`` of 0 is the sampled token's alone."""
+        return self.logprobs is not None
+
+    def one_prompt(self) -> str | list[int]:
+        """The prompt.
+
+        Raises:
+            ApiError: if there are several.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt[0], int):
+            return [token for token in prompt if isinstance(token, int)]
+        if len(prompt) > 1:
+            raise ApiError(
+                400,
+                f"prompt holds {len(prompt)} prompts; send one a request (the engine batches "
+                "requests)",
+                param="prompt",
+            )
+        only = prompt[0]
+        return only if isinstance(only, str) else list(only)
+
+
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A turn of a conversation; fields that a template may know are kept."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The message with its content as one text, as chat templates want it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        values = {k: v for k, v in (self.model_extra or {}).items() if v is not None}
+        values |= {"role": "system" if self.role == "developer" else self.role}
+        values |= {"content": content or ""}
+        if self.tool_calls:
+            values["tool_calls"] = self.tool_calls
+        return values
+
+
+class ChatRequest(GenerationRequest):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    prompt_field: ClassVar[str] = "messages"
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether ``logprobs`` is set."""
+        return bool(self.logprobs)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """``max_completion_tokens``, or ``max_tokens`` of older clients."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    def template_options(self) -> dict[str, Any]:
+        """Arguments of the chat template beside the messages."""
+        options = dict(self.chat_template_kwargs or {})
+        taken = {"tokenize", "add_generation_prompt", "chat_template", "conversation", "messages"}
+        if wrong := sorted(taken & options.keys()):
+            raise ApiError(
+                400, f"chat_template_kwargs may not set {wrong[0]}", param="chat_template_kwargs"
+            )
+        return {**options, "tools": self.tools} if self.tools else options
+
+
+_Request = TypeVar("_Request", bound=GenerationRequest)
+
+
+def parse_body(kind: type[_Request], body: bytes) -> _Request:
+    """Read a request's body.
+
+    Raises:
+        ApiError: 400, naming the first field at fault, what was given and what is allowed.
+    """
+    try:
+        values = json.loads(body)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    if not isinstance(values, dict):
+        name = type(values).__name__
+        raise ApiError(400, f"the body is a JSON {name}; expected an object", code="invalid_json")
+    _take_out_unsupported(kind, values)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _explain(kind, error) from None
+
+
+def _take_out_unsupported(kind: type[GenerationRequest], values: dict[str, Any]) -> None:
+    for name in [name for name in values if name not in kind.model_fields]:
+        if name in _IGNORED:
+            del values[name]
+        elif name in _UNSUPPORTED:
+            value = values.pop(name)
+            if value is not None and value not in _UNSUPPORTED[name]:
+                advice = _ADVICE.get(name, "leave it out")
+                raise ApiError(
+                    400,
+                    f"{name}={json.dumps(value)[:80]} is not supported: {advice}",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+
+
+def _explain(kind: type[GenerationRequest], error: ValidationError) -> ApiError:
+    # a union reports every arm's fault; the deepest one is nearest to what was meant
+    faults = error.errors(include_url=False)
+    fault = max(faults, key=lambda one: len(one["loc"]))
+    if any(len(one["loc"]) == 1 for one in faults):
+        fault = next(one for one in faults if len(one["loc"]) == 1)
+    *above, last = fault["loc"] or ("body",)
+    place = [str(part) for part in above if _names_a_place(part)]
+    if fault["type"] == "extra_forbidden":
+        given = str(last)
+        near = difflib.get_close_matches(given[:100], kind.model_fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(kind.model_fields)}"
+        # a client's own word: it may be long, and need not be Unicode
+        name = ".".join([*place, ascii(given[:100])[1:-1]])
+        return ApiError(400, f"{name}: no such field; {hint}", param=name)
+    if _names_a_place(last):
+        place.append(str(last))
+    name = ".".join(place)
+    said = _EXPECTED.get(name) or fault["msg"][:1].lower() + fault["msg"][1:]
+    given = "" if fault["type"] == "missing" else f", got {json.dumps(fault['input'])[:80]}"
+    return ApiError(400, f"{name}: {said}{given}", param=name)
+
+
+def _names_a_place(part: int | str) -> bool:
+    """Whether it is a field or an index; a union's arms stand in a fault's place, too."""
+    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))
