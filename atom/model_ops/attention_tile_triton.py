@@ -44,7 +44,8 @@ def prefill_tiling(ratio: int, head_size: int, element_bytes: int, hip: bool) ->
         # 64 KiB of local memory hold one tile of keys and one of values
         rows, keys, stages = 128, 8192 // wide, 1
     else:
-        rows, keys, stages = 128, 64 if wide > 64 else 128, 2
+        # stages for two buffers of keys and values, or three: the block table's load takes one too
+        rows, keys, stages = 128, 64 if wide > 64 else 128, 3 if wide > 128 else 5
     queries = max(1, rows // ratio)
     rows = max(rows, triton.next_power_of_2(ratio))
     return Tiling(queries, rows, keys, 8 if rows >= 128 else 4, stages)
@@ -58,7 +59,11 @@ def decode_tiling(
     queries = max(1, min(max_query_len, 64 // ratio))
     rows = max(16, triton.next_power_of_2(queries * ratio))
     keys = min(128, 8192 // wide) // (2 if element_bytes > 2 else 1)
-    stages = 1 if hip or element_bytes > 2 else 3
+    if element_bytes > 2:
+        stages = 1
+    else:
+        # two buffers of keys and values, and the block table's load before them
+        stages = 2 if hip else 5
     return Tiling(queries, rows, keys, 8 if rows > 64 else 4, stages)
 
 
