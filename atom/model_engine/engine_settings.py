@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from atom.config import CopyProtocol, GuardMode, Settings
 from atom.device.interface import CopyPath
+from atom.model_engine.scheduled_batch import SchedulerConfig
 
 
 class StatusCheck(StrEnum):
@@ -114,3 +115,21 @@ class EngineSettings(Settings):
     def query_tokens(self) -> int:
         """Tokens of a decode row: the last accepted one, and the drafts."""
         return 1 + self.draft_tokens
+
+
+def scheduler_config(
+    settings: EngineSettings, eos_token_ids: tuple[int, ...] = ()
+) -> SchedulerConfig:
+    """The scheduler's limits under these settings.
+
+    Raises:
+        BadInput: a decode step of all requests exceeds the token budget.
+    """
+    return SchedulerConfig(
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        num_drafts=settings.draft_tokens,
+        max_queue=settings.max_waiting,
+        eos_token_ids=eos_token_ids,
+    )

@@ -1,0 +1,152 @@
+"""From a checkpoint folder, or a preset with random weights, to an engine that runs."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import torch
+
+from atom.device.interface import Device, DeviceKind
+from atom.errors import BadInput
+from atom.model_engine.block_manager import BlockManager
+from atom.model_engine.engine_settings import EngineSettings, scheduler_config
+from atom.model_engine.llm_engine import LLMEngine
+from atom.model_engine.memory_plan import MemoryPlan, plan_memory
+from atom.model_engine.model_runner import ModelRunner
+from atom.model_engine.scheduler import Scheduler
+from atom.models.presets import preset, random_checkpoint
+from atom.models.qwen3_next import Qwen3NextForCausalLM
+from atom.models.qwen3_next_mtp import Qwen3NextMTP
+from atom.models.weights import LoadedModel
+from atom.models.weights import load_model as load_checkpoint
+
+_LOGGER = logging.getLogger(__name__)
+PRESET = "preset:"
+#: a preset's embedding beside its layers: drafts are then sometimes right and sometimes not
+_EMBEDDING_SCALE = 20
+
+
+def load_model(
+    model: str | Path,
+    device: Device,
+    *,
+    dtype: torch.dtype | None = None,
+    with_mtp: bool = True,
+    seed: int = 0,
+    max_positions: int | None = None,
+) -> LoadedModel:
+    """Weights of a checkpoint folder, or random ones of ``preset:NAME``, where they are needed.
+
+    Args:
+        model: a folder, or ``preset:NAME``.
+        device: weights lie on an accelerator, or in plain host memory for a virtual device.
+        dtype: of the weights; by default the checkpoint's on an accelerator, else float32.
+        with_mtp: whether the MTP layer is loaded.
+        seed: of a preset's weights.
+        max_positions: longest position; the model's own by default.
+
+    Raises:
+        BadInput: a folder without such a checkpoint or without the MTP layer, or an unknown preset.
+    """
+    virtual = device.properties.kind is DeviceKind.VIRTUAL
+    place = "cpu" if virtual else "cuda"
+    if virtual and dtype is None:
+        dtype = torch.float32
+    name = str(model)
+    if not name.startswith(PRESET):
+        return load_checkpoint(
+            name, dtype=dtype, device=place, with_mtp=with_mtp, max_positions=max_positions
+        )
+    config = preset(name.removeprefix(PRESET))
+    with tempfile.TemporaryDirectory() as folder:
+        random_checkpoint(
+            folder, config, seed, dtype, with_mtp=with_mtp, embedding_scale=_EMBEDDING_SCALE
+        )
+        return load_checkpoint(
+            folder, dtype=dtype, device=place, with_mtp=with_mtp, max_positions=max_positions
+        )
+
+
+def build_engine(
+    target: Qwen3NextForCausalLM,
+    mtp: Qwen3NextMTP | None,
+    settings: EngineSettings,
+    device: Device,
+) -> LLMEngine:
+    """An engine over loaded weights.
+
+    Raises:
+        BadInput: it does not fit into memory, or drafts are asked of a model without an MTP layer.
+    """
+    config = target.config
+    if settings.draft_tokens and mtp is None:
+        raise BadInput(
+            f"draft_tokens={settings.draft_tokens} needs a model with an MTP layer; this one has "
+            "none: set draft_tokens to 0"
+        )
+    limits = scheduler_config(settings, config.eos_token_ids)
+    plan = make_plan(target, mtp, settings, device)
+    _LOGGER.info("%s", plan.describe())
+    manager = BlockManager(
+        plan.num_blocks,
+        settings.block_size,
+        plan.num_groups,
+        num_checkpoints=plan.num_checkpoints,
+        checkpoint_spacing=settings.state_checkpoint_tokens if settings.prefix_caching else None,
+        prefix_caching=settings.prefix_caching,
+    )
+    runner = ModelRunner(device, target, mtp, settings, plan)
+    return LLMEngine(settings, Scheduler(limits, manager), runner, vocab_size=config.vocab_size)
+
+
+def make_plan(
+    target: Qwen3NextForCausalLM,
+    mtp: Qwen3NextMTP | None,
+    settings: EngineSettings,
+    device: Device,
+) -> MemoryPlan:
+    """The memory plan of an engine over loaded weights.
+
+    Raises:
+        BadInput: it does not fit.
+    """
+    modules = [target] if mtp is None else [target, mtp]
+    weights = sum(
+        tensor.numel() * tensor.element_size()
+        for module in modules
+        for tensor in module.parameters()
+    )
+    free = None
+    if device.properties.kind is not DeviceKind.VIRTUAL:
+        # the weights are there already
+        free = torch.cuda.mem_get_info()[0] + weights
+    return plan_memory(
+        target.config,
+        settings,
+        device,
+        dtype=target.dtype,
+        weight_bytes=weights,
+        with_mtp=settings.draft_tokens > 0,
+        free_bytes=free,
+    )
+
+
+def load_engine(
+    model: str | Path,
+    settings: EngineSettings,
+    device: Device,
+    *,
+    dtype: torch.dtype | None = None,
+) -> LLMEngine:
+    """An engine over a checkpoint folder or ``preset:NAME``. See the two functions above."""
+    loaded = load_model(
+        model,
+        device,
+        dtype=dtype,
+        with_mtp=settings.draft_tokens > 0,
+        seed=settings.seed,
+        max_positions=settings.max_model_len + 4 * settings.query_tokens,
+    )
+    return build_engine(loaded.model, loaded.mtp, settings, device)

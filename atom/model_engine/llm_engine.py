@@ -1,0 +1,431 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+Order of things, as in the engine under study. Prefill and decode are separate batches. A step's
+tokens are received after the next step was launched. The status of a decode step goes through the
+host: it is drained at the top of every step that produces output, but not in a pure middle prefill
+chunk, which needs none. That gap is where an unprotected copy can be overtaken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from atom.errors import AtomError, StalePayload
+from atom.model_engine.debug_checks import DebugChecks
+from atom.model_engine.engine_settings import EngineSettings, StatusCheck
+from atom.model_engine.request_output import RequestOutput
+from atom.model_engine.scheduler import (
+    BatchKind,
+    NeedsDrain,
+    RequestRefused,
+    ScheduledBatch,
+    ScheduledRow,
+    Scheduler,
+)
+from atom.model_engine.sequence import FinishReason, SamplingParams
+from atom.model_engine.sequence import Sequence as Request
+from atom.model_engine.step_runner import StepRunner, StepStatus
+from atom.model_ops.guard import GuardError, GuardFault, parse_record
+from atom.spec_decode.forced_acceptance import ForcedAcceptance
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class EngineDead(AtomError):
+    """The device or the model failed; this engine cannot go on."""
+
+
+@dataclass
+class EngineCounters:
+    """What an engine has done so far.
+
+    Attributes:
+        steps, prefill_steps, middle_chunks, decode_steps: steps launched.
+        prompt_tokens, generated_tokens: tokens computed and emitted.
+        drafted_tokens, accepted_tokens: drafts verified, and those that held.
+        stale_payloads: transfers that carried another step's tag.
+        impossible_statuses: rows whose status no step can have.
+        guard_errors: guard records that arrived.
+        finished, failed, aborted: requests by their end.
+    """
+
+    steps: int = 0
+    prefill_steps: int = 0
+    middle_chunks: int = 0
+    decode_steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    stale_payloads: int = 0
+    impossible_statuses: int = 0
+    guard_errors: int = 0
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+
+
+@dataclass
+class _InFlight:
+    """An output step whose results are not all received."""
+
+    batch: ScheduledBatch
+    num_accepted: list[int]
+    status_received: bool = False
+
+
+class LLMEngine:
+    """Continuous batching over one runner. Not thread-safe: one thread steps it.
+
+    Args:
+        settings: what the engine does.
+        scheduler: owns requests, blocks and state groups.
+        runner: launches the steps.
+        vocab_size: token ids of a prompt are below it; ``None`` does not check.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        *,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.settings = settings
+        self.scheduler = scheduler
+        self.runner = runner
+        self.vocab_size = vocab_size
+        self.counters = EngineCounters()
+        self.debug_checks = DebugChecks(
+            settings.draft_tokens, enabled=settings.status_check is StatusCheck.DEBUG
+        )
+        self._forced = (
+            None
+            if settings.forced_acceptance_length is None
+            else ForcedAcceptance(settings.forced_acceptance_length, settings.draft_tokens)
+        )
+        self._requests: dict[str, Request] = {}
+        self._names: dict[int, str] = {}
+        self._in_flight: deque[_InFlight] = deque()
+        self._outputs: list[RequestOutput] = []
+        self._numbers = itertools.count()
+        self._dead: str | None = None
+
+    # -- requests
+    def add_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue a request.
+
+        Args:
+            prompt_token_ids: at least one.
+            params: how to sample; ``None`` means the defaults.
+            request_id: a name of one's own; ``None`` makes one.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            RequestRefused: it is longer than the model or the pool, has no tokens, or its id runs.
+            QueueFull: too many wait.
+            EngineDead: the engine has failed before.
+        """
+        self._refuse_if_dead()
+        number = next(self._numbers)
+        name = f"request-{number}" if request_id is None else request_id
+        if name in self._requests:
+            raise RequestRefused(f"request id {name!r} is in use")
+        request = Request(number, array("q", prompt_token_ids), params or SamplingParams())
+        largest = max(request.token_ids)
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            raise RequestRefused(
+                f"prompt token {largest} is outside the model's vocabulary of {self.vocab_size}"
+            )
+        self.scheduler.add(request)
+        self._requests[name] = request
+        self._names[number] = name
+        return name
+
+    def abort_request(self, request_id: str) -> bool:
+        """End a request now. Its last output comes from the next :meth:`step`."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self.scheduler.abort(request.request_id)
+        self.counters.aborted += 1
+        self._close_request(request, FinishReason.ABORT)
+        return True
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._requests or self._in_flight or self._outputs)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait or run."""
+        return len(self._requests)
+
+    # -- steps
+    def step(self) -> list[RequestOutput]:
+        """Launch one step, and receive what earlier steps produced.
+
+        Raises:
+            EngineDead: the device or the model failed; all requests are lost.
+        """
+        self._refuse_if_dead()
+        try:
+            self._step()
+        except Exception as error:
+            self._dead = f"{type(error).__name__}: {error}"
+            raise
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _step(self) -> None:
+        if self.settings.dspark:
+            for number, drafts in self.runner.resolve_ell().items():
+                request = self.scheduler.get(number)
+                if request is not None:
+                    request.num_drafts = drafts
+        batch = self.scheduler.schedule()
+        while isinstance(batch, NeedsDrain):
+            self._drain()
+            batch = self.scheduler.schedule()
+        if batch is None:
+            self._drain()
+            return
+        deferred = batch.produces_output
+        if deferred:
+            self._receive_statuses()
+        self.scheduler.confirm(batch)
+        if not batch.rows:
+            self._receive_outputs(0)
+            return
+        self._launch(batch)
+        if deferred:
+            self._receive_outputs(1)
+
+    def _launch(self, batch: ScheduledBatch) -> None:
+        counters = self.counters
+        accepted: list[int] = []
+        forced = None
+        if batch.kind is BatchKind.DECODE:
+            accepted = [row.seq.num_accepted_tokens for row in batch.rows]
+            self._check_accepted(batch, accepted)
+            counters.decode_steps += 1
+            if self._forced is not None:
+                forced = [
+                    self._forced.next_bonus(row.seq.request_id, row.query_len - 1)
+                    for row in batch.rows
+                ]
+        else:
+            counters.prefill_steps += 1
+            counters.middle_chunks += not batch.produces_output
+            counters.prompt_tokens += sum(row.query_len for row in batch.rows)
+        counters.steps += 1
+        self.runner.launch(batch, forced)
+        self.scheduler.launched(batch)
+        if batch.produces_output:
+            self._in_flight.append(_InFlight(batch, accepted))
+
+    def _drain(self) -> None:
+        """Receive everything that is in flight."""
+        self._receive_statuses()
+        self._receive_outputs(0)
+
+    # -- status
+    def _receive_statuses(self) -> None:
+        for entry in self._in_flight:
+            if not entry.status_received:
+                entry.status_received = True
+                self._receive_status(entry)
+
+    def _receive_status(self, entry: _InFlight) -> None:
+        try:
+            status = self.runner.receive_status()
+        except StalePayload as error:
+            self.counters.stale_payloads += 1
+            _LOGGER.error("status of step %d is stale: %s", entry.batch.step, error)
+            for row in entry.batch.rows:
+                self._fail(row, f"the status of step {entry.batch.step} was lost: {error}")
+            return
+        fault = parse_record(status.record) if status.record else None
+        if fault is not None:
+            self._guard_fault(entry, fault)
+        if entry.batch.kind is BatchKind.DECODE:
+            self._take_status(entry, status)
+
+    def _take_status(self, entry: _InFlight, status: StepStatus) -> None:
+        rows = entry.batch.rows
+        self.debug_checks.check_status(
+            list(status.num_bonus[: len(rows)]), [row.seq.request_id for row in rows]
+        )
+        rejected: list[int] = []
+        for index, row in enumerate(rows):
+            drafts = row.query_len - 1
+            bonus, lost = status.num_bonus[index], status.num_rejected[index]
+            possible = 0 <= bonus <= drafts and lost == drafts - bonus
+            # lengths index block tables on the host: they are held to what the step computed
+            rejected.append(min(max(lost, 0), drafts))
+            if possible:
+                self.counters.drafted_tokens += drafts
+                self.counters.accepted_tokens += bonus
+                continue
+            self.counters.impossible_statuses += 1
+            if self.settings.status_check is StatusCheck.RAISE:
+                self._fail(
+                    row,
+                    f"step {entry.batch.step} came back with num_bonus={bonus} and "
+                    f"num_rejected={lost} for {drafts} drafts, which no step can give: its bytes "
+                    "were written again before the copy ran, or the host read too early",
+                )
+        self.scheduler.update_from_status(entry.batch, rejected, status.num_bonus)
+
+    def _check_accepted(self, batch: ScheduledBatch, accepted: Sequence[int]) -> None:
+        if not self.debug_checks.enabled:
+            return
+        self.debug_checks.check_accepted(
+            list(accepted),
+            [row.seq.request_id for row in batch.rows],
+            [row.seq.num_bonus for row in batch.rows],
+            [[-1 if row.seq.state_group is None else row.seq.state_group] for row in batch.rows],
+        )
+
+    def _guard_fault(self, entry: _InFlight, fault: GuardFault) -> None:
+        """Fail the rows that a kernel refused, take back what was published since, and go on."""
+        self.counters.guard_errors += 1
+        step, most = entry.batch.step, self.settings.query_tokens
+        # the record names the first bad row; the host knows every count that it sent
+        bad = {i for i, count in enumerate(entry.num_accepted) if not 1 <= count <= most}
+        if fault.row < len(entry.batch.rows):
+            bad.add(fault.row)
+        for index in sorted(bad):
+            row = entry.batch.rows[index]
+            error = GuardError(
+                fault, request=self._names.get(row.seq.request_id), highest_count=most
+            )
+            _LOGGER.error("step %d: %s", step, error)
+            self._fail(row, f"step {step}: {error}")
+        # what the faulty step and later ones published, and who builds on it
+        for request in self.scheduler.withdraw_since(step):
+            self.scheduler.put_back(request)
+        self.runner.acknowledge_guard()
+
+    # -- outputs
+    def _receive_outputs(self, keep: int) -> None:
+        while len(self._in_flight) > keep:
+            entry = self._in_flight.popleft()
+            try:
+                output = self.runner.receive_output()
+            except StalePayload as error:
+                self.counters.stale_payloads += 1
+                _LOGGER.error("tokens of step %d are stale: %s", entry.batch.step, error)
+                for row in entry.batch.rows:
+                    self._fail(row, f"tokens of step {entry.batch.step} were lost: {error}")
+                continue
+            for index, row in enumerate(entry.batch.rows):
+                if row.produces_output and row.is_live:
+                    logprobs = None if output.logprobs is None else output.logprobs[index]
+                    self._emit(row.seq, output.token_ids[index], logprobs)
+
+    def _emit(
+        self, request: Request, token_ids: Sequence[int], logprobs: Sequence[float] | None
+    ) -> None:
+        before = request.num_output_tokens
+        reason = self.scheduler.append_tokens(request, token_ids)
+        count = request.num_output_tokens - before
+        self.counters.generated_tokens += count
+        wanted = logprobs is not None and request.params.wants_logprobs
+        kept = tuple(logprobs[:count]) if wanted and logprobs is not None else None
+        if reason is not None:
+            self.scheduler.finish(request, reason)
+            self.counters.finished += 1
+            self._close_request(request, reason, tuple(token_ids[:count]), kept)
+        else:
+            self._outputs.append(self._output(request, tuple(token_ids[:count]), kept))
+
+    def _fail(self, row: ScheduledRow, error: str) -> None:
+        """End one request with an error; the others go on."""
+        if not row.is_live:
+            return
+        self.scheduler.finish(row.seq, FinishReason.ERROR)
+        self.counters.failed += 1
+        self._close_request(row.seq, FinishReason.ERROR, error=error)
+
+    def _close_request(
+        self,
+        request: Request,
+        reason: FinishReason,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[float, ...] | None = None,
+        error: str | None = None,
+    ) -> None:
+        self._outputs.append(self._output(request, token_ids, logprobs, reason, error))
+        del self._requests[self._names.pop(request.request_id)]
+        if self._forced is not None:
+            self._forced.forget(request.request_id)
+
+    def _output(
+        self,
+        request: Request,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[float, ...] | None,
+        reason: FinishReason | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=self._names[request.request_id],
+            new_token_ids=token_ids,
+            logprobs=logprobs,
+            finished=reason is not None,
+            finish_reason=reason,
+            error=error,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+        )
+
+    # -- whole runs
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | None = None
+    ) -> list[list[int]]:
+        """Run prompts to their end and return their output tokens, in order.
+
+        Raises:
+            RequestRefused: a prompt that cannot be served.
+            EngineDead: a request failed; its error is in the message.
+        """
+        names = [self.add_request(prompt, params) for prompt in prompts]
+        tokens: dict[str, list[int]] = {name: [] for name in names}
+        while self.has_unfinished_requests():
+            for output in self.step():
+                tokens.get(output.request_id, []).extend(output.new_token_ids)
+                if output.error is not None and output.request_id in tokens:
+                    raise EngineDead(f"{output.request_id}: {output.error}")
+        return [tokens[name] for name in names]
+
+    def stats(self) -> dict[str, float]:
+        """Counters, and what the scheduler holds now, by name."""
+        return {**asdict(self.counters), **asdict(self.scheduler.stats())}
+
+    def close(self) -> None:
+        """Abort what runs, wait for the device and give its memory back."""
+        for name in list(self._requests):
+            self.abort_request(name)
+        if self._dead is None:
+            self._drain()
+        self.runner.close()
+
+    def _refuse_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(f"this engine has failed ({self._dead}); start a new one")

@@ -1,0 +1,494 @@
+"""Runs scheduled steps of a model on a device, and sends what they produce to the host.
+
+Nothing here waits for the device but the two ``receive`` methods, :meth:`ModelRunner.resolve_ell`
+and :meth:`ModelRunner.close`. Whatever goes to the host goes through ``TokenIDProcessor`` or the
+``ell`` ring, from payloads that are allocated afresh for the step and outside any graph.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atom.device.interface import Device, DeviceKind, Graph
+from atom.model_engine.engine_settings import EngineSettings
+from atom.model_engine.input_staging import InputStaging
+from atom.model_engine.memory_plan import MemoryPlan
+from atom.model_engine.output_transfer import TokenIDProcessor
+from atom.model_engine.scheduler import BatchKind, ScheduledBatch
+from atom.model_engine.step_buffers import StepBuffers
+from atom.model_engine.step_kernels import (
+    DRAFT,
+    FORWARD,
+    PUBLISH_DRAFTS,
+    RESTORE_STATES,
+    SAMPLE,
+    SAVE_STATES,
+    StepModel,
+)
+from atom.model_engine.step_runner import StepOutput, StepStatus
+from atom.model_ops.decode_inputs import (
+    CONTEXT_LENS,
+    NUM_ACCEPTED_TOKENS,
+    QUERY_LENS,
+    STATE_SLOTS,
+)
+from atom.model_ops.guard import CLEAR_RECORD, RECORD_WORDS
+from atom.models.qwen3_next import Qwen3NextForCausalLM
+from atom.models.qwen3_next_mtp import Qwen3NextMTP
+from atom.models.registry import register, release
+from atom.spec_decode.dspark import COMPUTE_ELL, EllResolver
+from atom.spec_decode.dspark_verify import EllRing
+from atom.transfer.payload import Payload, epoch_tag
+
+IntArray = NDArray[np.int32]
+#: place of the packed token ids among the scratch tensors
+_INPUT_IDS = 3
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Host numbers of a launch."""
+
+    rows: int
+    tokens: int
+    max_query_len: int
+    max_context_len: int
+    is_prefill: bool
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Rows of a step whose results are on their way: those of requests, and with padding."""
+
+    rows: int
+    sent_rows: int
+
+
+class ModelRunner:
+    """One model on one device.
+
+    Args:
+        device: where it runs; the weights lie there already.
+        target: the language model.
+        mtp: its MTP layer; needed for drafts.
+        settings: the engine's.
+        plan: sizes of the pools.
+
+    Attributes:
+        processor: transfers of status, ids, logprobs and drafts.
+        buffers: everything that lives as long as the runner.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        target: Qwen3NextForCausalLM,
+        mtp: Qwen3NextMTP | None,
+        settings: EngineSettings,
+        plan: MemoryPlan,
+    ) -> None:
+        self.device = device
+        self.settings = settings
+        self.plan = plan
+        drafts = settings.draft_tokens
+        self._handle = register(
+            StepModel(target, mtp if drafts else None, settings.guard, settings.block_size, drafts)
+        )
+        self.processor = TokenIDProcessor(
+            device,
+            settings.copy_protocol,
+            copy_path=settings.copy_path,
+            epoch_tag=settings.epoch_tag,
+        )
+        self.buffers = StepBuffers(device, target.config, settings, plan, dtype=target.dtype)
+        self._staging = InputStaging(device)
+        self._statuses: deque[_Sent] = deque()
+        self._outputs: deque[_Sent] = deque()
+        self._tables = np.full((settings.max_num_seqs, self.buffers.max_blocks), -1, dtype=np.int32)
+        #: request and length of each row of the block tables, as the device has them
+        self._in_tables: list[tuple[int, int, int]] = []
+        self._graphs: dict[int, tuple[Graph, Graph | None]] = {}
+        self.ell_ring: EllRing | None = None
+        self._ell: EllResolver | None = None
+        if settings.dspark:
+            self.ell_ring = EllRing(
+                device,
+                self.processor.async_copy_stream,
+                settings.copy_protocol,
+                slot_requests=settings.max_num_seqs,
+                copy_path=settings.copy_path,
+                epoch_tag=settings.epoch_tag,
+            )
+            self._ell = EllResolver(self.ell_ring)
+        self.graph_sizes = _graph_sizes(settings.max_num_seqs)
+        self.use_graphs = settings.graphs and device.properties.kind is not DeviceKind.VIRTUAL
+        if self.use_graphs:
+            self._capture_all()
+
+    # -- launching
+    def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
+        """Queue a step. See :class:`atom.model_engine.step_runner.StepRunner`."""
+        buffers = self.buffers
+        if batch.restores:
+            pairs = tuple(number for pair in batch.restores for number in pair)
+            self.device.launch(RESTORE_STATES, buffers.checkpoints, buffers.states, scalars=pairs)
+        if batch.kind is BatchKind.PREFILL:
+            self._launch_prefill(batch)
+        else:
+            self._launch_decode(batch, forced_bonus)
+        if batch.saves:
+            pairs = tuple(number for pair in batch.saves for number in pair)
+            self.device.launch(SAVE_STATES, buffers.states, buffers.checkpoints, scalars=pairs)
+
+    def _launch_prefill(self, batch: ScheduledBatch) -> None:
+        """A batch of prompt chunks. Its inputs are fresh blocks, as every eager step's are."""
+        device, settings = self.device, self.settings
+        rows = batch.rows
+        lengths = [row.query_len for row in rows]
+        contexts = [row.context_len for row in rows]
+        tokens = sum(lengths)
+        metadata = device.empty((4, settings.max_num_seqs), torch.int32)
+        self._staging.send(metadata, self._metadata(batch, contexts))
+        width = max(len(row.seq.block_table) for row in rows)
+        tables = np.full((len(rows), width), -1, dtype=np.int32)
+        ids = np.empty(tokens, dtype=np.int64)
+        following = np.full(len(rows), -1, dtype=np.int64)
+        place = 0
+        for index, row in enumerate(rows):
+            table = row.seq.block_table
+            tables[index, : len(table)] = table
+            start, count = row.context_len, row.query_len
+            prompt = np.frombuffer(row.seq.token_ids, dtype=np.int64)[start : start + count + 1]
+            ids[place : place + count] = prompt[:count]
+            if len(prompt) > count:
+                following[index] = prompt[count]
+            place += count
+        block_tables = device.empty(tables.shape, torch.int32)
+        self._staging.send(block_tables, tables)
+        input_ids = device.empty((tokens,), torch.int64)
+        self._staging.send(input_ids, ids)
+        shape = _Shape(len(rows), tokens, max(lengths), max(contexts), True)
+        self._forward(shape, metadata, block_tables, input_ids, batch.produces_output)
+        if batch.produces_output:
+            self._send_sampling(batch)
+            self._sample_and_send(batch, shape, metadata, forced=False)
+        if settings.draft_tokens:
+            next_ids = device.empty(following.shape, torch.int64)
+            self._staging.send(next_ids, following)
+            self._draft(shape, metadata, block_tables, input_ids, batch.produces_output, next_ids)
+            if batch.produces_output:
+                self._send_drafts(batch, len(rows))
+
+    def _launch_decode(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
+        """A batch of decode rows, over inputs that live as long as the runner."""
+        buffers, settings = self.buffers, self.settings
+        rows = batch.rows
+        padded = self._padded(len(rows))
+        self._staging.send(
+            buffers.metadata, self._metadata(batch, [row.context_len for row in rows])
+        )
+        self._send_block_tables(batch)
+        if forced_bonus is not None:
+            values = np.zeros(settings.max_num_seqs, dtype=np.int32)
+            values[: len(forced_bonus)] = forced_bonus
+            self._staging.send(buffers.forced_bonus, values)
+        self._send_sampling(batch)
+        shape = self._decode_shape(padded)
+        graphs = self._graphs.get(padded)
+        if graphs is None:
+            self._decode_forward(shape)
+        else:
+            graphs[0].replay()
+        self._sample_and_send(batch, shape, buffers.metadata, forced=forced_bonus is not None)
+        if settings.draft_tokens:
+            if graphs is None or graphs[1] is None:
+                self._decode_draft(shape)
+            else:
+                graphs[1].replay()
+            self._send_drafts(batch, padded)
+
+    def _decode_shape(self, padded: int) -> _Shape:
+        query = self.settings.query_tokens
+        return _Shape(padded, padded * query, query, self.settings.max_model_len, False)
+
+    def _padded(self, rows: int) -> int:
+        return next(size for size in self.graph_sizes if size >= rows)
+
+    def _metadata(self, batch: ScheduledBatch, contexts: Sequence[int]) -> IntArray:
+        values = np.zeros((4, self.settings.max_num_seqs), dtype=np.int32)
+        values[STATE_SLOTS] = -1
+        count = len(batch.rows)
+        values[CONTEXT_LENS, :count] = contexts
+        values[QUERY_LENS, :count] = [row.query_len for row in batch.rows]
+        values[STATE_SLOTS, :count] = [row.seq.state_group for row in batch.rows]
+        if batch.kind is BatchKind.DECODE:
+            accepted = [row.seq.num_accepted_tokens for row in batch.rows]
+            values[NUM_ACCEPTED_TOKENS, :count] = accepted
+        return values
+
+    def _send_block_tables(self, batch: ScheduledBatch) -> None:
+        """Send the tables if a row has another request or more blocks than the device knows."""
+        wanted = [
+            (row.seq.request_id, row.seq.generation, len(row.seq.block_table)) for row in batch.rows
+        ]
+        known = self._in_tables[: len(wanted)]
+        if wanted == known:
+            return
+        for index, row in enumerate(batch.rows):
+            if index < len(known) and wanted[index] == known[index]:
+                continue
+            table = row.seq.block_table
+            first = 0
+            if index < len(known) and known[index][:2] == wanted[index][:2]:
+                first = min(known[index][2], len(table))
+            self._tables[index, first : len(table)] = table[first:]
+            self._tables[index, len(table) :] = -1
+        self._in_tables[: len(wanted)] = wanted
+        count = len(wanted)
+        self._staging.send(self.buffers.block_tables[:count], self._tables[:count])
+
+    def _all_greedy(self, batch: ScheduledBatch) -> bool:
+        return all(row.seq.params.temperature == 0 for row in batch.rows)
+
+    def _send_sampling(self, batch: ScheduledBatch) -> None:
+        if self._all_greedy(batch):
+            return
+        rows, most = batch.rows, self.settings.max_num_seqs
+        numbers = np.zeros((2, most), dtype=np.float32)
+        numbers[0, : len(rows)] = [row.seq.params.temperature for row in rows]
+        numbers[1] = 1
+        numbers[1, : len(rows)] = [row.seq.params.top_p for row in rows]
+        top_k = np.zeros(most, dtype=np.int32)
+        top_k[: len(rows)] = [max(row.seq.params.top_k, 0) for row in rows]
+        seeds = np.zeros(most, dtype=np.int64)
+        for index, row in enumerate(rows):
+            seed = row.seq.params.seed
+            own = self.settings.seed * 2**31 + row.seq.request_id
+            seeds[index] = own if seed is None else seed
+        buffers = self.buffers
+        self._staging.send(buffers.temperature_top_p, numbers)
+        self._staging.send(buffers.top_k, top_k)
+        self._staging.send(buffers.seeds, seeds)
+
+    # -- kernels
+    def _forward(
+        self, shape: _Shape, metadata: Tensor, block_tables: Tensor, ids: Tensor, logits: bool
+    ) -> None:
+        buffers = self.buffers
+        self.device.launch(
+            FORWARD,
+            (metadata, block_tables, ids),
+            (buffers.logits, buffers.hidden, buffers.record, *buffers.scratch, *buffers.pools),
+            scalars=(
+                self._handle,
+                shape.rows,
+                shape.tokens,
+                shape.max_query_len,
+                shape.max_context_len,
+                shape.is_prefill,
+                logits,
+            ),
+        )
+
+    def _decode_forward(self, shape: _Shape) -> None:
+        buffers = self.buffers
+        self._forward(shape, buffers.metadata, buffers.block_tables, buffers.token_table, True)
+
+    def _decode_draft(self, shape: _Shape) -> None:
+        buffers = self.buffers
+        ids = buffers.scratch[_INPUT_IDS]
+        self._draft(shape, buffers.metadata, buffers.block_tables, ids, True, None)
+
+    def _draft(
+        self,
+        shape: _Shape,
+        metadata: Tensor,
+        block_tables: Tensor,
+        input_ids: Tensor,
+        wants_drafts: bool,
+        next_prompt_ids: Tensor | None,
+    ) -> None:
+        buffers = self.buffers
+        reads = [metadata, block_tables, input_ids, buffers.hidden]
+        reads += [buffers.num_bonus, buffers.next_token]
+        if next_prompt_ids is not None:
+            reads.append(next_prompt_ids)
+        self.device.launch(
+            DRAFT,
+            tuple(reads),
+            (
+                buffers.token_table,
+                buffers.draft_ids,
+                buffers.confidence,
+                *buffers.scratch,
+                buffers.pools[3],
+            ),
+            scalars=(
+                self._handle,
+                shape.rows,
+                shape.tokens,
+                shape.max_query_len,
+                shape.max_context_len,
+                shape.is_prefill,
+                wants_drafts,
+            ),
+        )
+
+    # -- to the host
+    def _sample_and_send(
+        self, batch: ScheduledBatch, shape: _Shape, metadata: Tensor, *, forced: bool
+    ) -> None:
+        """Sample into fresh payloads, then send them: the status first, the host waits on it.
+
+        The payloads die with this call. Nothing but the protocol keeps them alive until their
+        copies have run.
+        """
+        processor, buffers, rows = self.processor, self.buffers, shape.rows
+        step, query = batch.step, self.settings.query_tokens
+        status = processor.spec_status.new_verdict(step, rows, record_words=RECORD_WORDS)
+        payloads = [status, processor.new_token_ids(step, (rows, query))]
+        if self.settings.logprobs:
+            payloads.append(processor.new_logprobs(step, (rows, query)))
+        tags = [_tag(payload) for payload in payloads]
+        self.device.launch(
+            SAMPLE,
+            (
+                buffers.logits,
+                metadata,
+                buffers.scratch[0],
+                buffers.forced_bonus,
+                buffers.temperature_top_p,
+                buffers.top_k,
+                buffers.seeds,
+                buffers.record,
+            ),
+            (
+                *(payload.raw for payload in payloads),
+                buffers.token_table,
+                buffers.num_bonus,
+                buffers.next_token,
+            ),
+            scalars=(
+                rows,
+                shape.tokens,
+                shape.is_prefill,
+                self._all_greedy(batch),
+                forced,
+                tags[0],
+                tags[1],
+                tags[2] if len(tags) > 2 else 0,
+            ),
+        )
+        processor.spec_status.send(status)
+        processor.send_to_cpu_async(*payloads[1:])
+        self._statuses.append(_Sent(len(batch.rows), rows))
+        self._outputs.append(_Sent(len(batch.rows), rows))
+
+    def _send_drafts(self, batch: ScheduledBatch, rows: int) -> None:
+        processor, buffers = self.processor, self.buffers
+        drafts = processor.draft_ids.new_payload(
+            batch.step, (rows, self.settings.draft_tokens), torch.int64
+        )
+        self.device.launch(
+            PUBLISH_DRAFTS, (buffers.draft_ids,), (drafts.raw,), scalars=(rows, _tag(drafts))
+        )
+        processor.draft_ids.send(drafts)
+        if self.ell_ring is None or self._ell is None:
+            return
+        count = len(batch.rows)
+        ell = self.ell_ring.new_ell(batch.step, count)
+        self.device.launch(
+            COMPUTE_ELL,
+            (buffers.confidence,),
+            (ell.data,),
+            scalars=(self.settings.dspark_threshold,),
+        )
+        ell.stamp(self.device)
+        self._ell.record(batch.step, [row.seq.request_id for row in batch.rows], ell)
+
+    # -- from the device
+    def receive_status(self) -> StepStatus:
+        """See :class:`atom.model_engine.step_runner.StepRunner`."""
+        expected = self._statuses.popleft()
+        rejected, bonus, record = self.processor.spec_status.receive_status_and_record(
+            expected.sent_rows
+        )
+        count = expected.rows
+        return StepStatus(rejected[:count].tolist(), bonus[:count].tolist(), record.tolist())
+
+    def receive_output(self) -> StepOutput:
+        """See :class:`atom.model_engine.step_runner.StepRunner`."""
+        expected = self._outputs.popleft()
+        drafts = None
+        try:
+            ids, logprobs = self.processor.recv_async_output()
+        finally:
+            if self.settings.draft_tokens:
+                drafts = self.processor.draft_ids.receive()
+        kept = ids[: expected.rows].tolist()
+        tokens = [[token for token in row if token >= 0] for row in kept]
+        values = None
+        if logprobs is not None:
+            found = logprobs[: expected.rows].tolist()
+            values = [row[: len(ids)] for row, ids in zip(found, tokens, strict=True)]
+        return StepOutput(
+            tokens, values, None if drafts is None else drafts[: expected.rows].tolist()
+        )
+
+    def resolve_ell(self) -> dict[int, int]:
+        """See :class:`atom.model_engine.step_runner.StepRunner`."""
+        return {} if self._ell is None else self._ell.resolve()
+
+    def acknowledge_guard(self) -> None:
+        """Clear the guard record behind everything that is queued."""
+        self.device.launch(CLEAR_RECORD, (), (self.buffers.record,))
+
+    # -- graphs
+    def _capture_all(self) -> None:
+        """Capture the decode step of every batch size, largest first."""
+        for size in reversed(self.graph_sizes):
+            shape = self._decode_shape(size)
+            # the first run compiles kernels and makes library handles, which no graph may do
+            for _ in range(2):
+                self._decode_forward(shape)
+                if self.settings.draft_tokens:
+                    self._decode_draft(shape)
+            self.device.synchronize()
+            with self.device.capture() as graph:
+                self._decode_forward(shape)
+            second = None
+            if self.settings.draft_tokens:
+                with self.device.capture() as second:
+                    self._decode_draft(shape)
+            self._graphs[size] = (graph, second)
+        self.device.synchronize()
+
+    def close(self) -> None:
+        """Wait for all work, forget queued transfers and let the model go."""
+        self.device.synchronize()
+        self.processor.clean()
+        if self.ell_ring is not None:
+            self.ell_ring.drain()
+        self._graphs.clear()
+        self._statuses.clear()
+        self._outputs.clear()
+        release(self._handle)
+
+
+def _tag(payload: Payload) -> int:
+    """The payload's epoch tag; 0 if it has none."""
+    layout = payload.layout
+    return epoch_tag(payload.step, layout.kind) if layout.tagged else 0
+
+
+def _graph_sizes(most: int) -> tuple[int, ...]:
+    """Batch sizes that decode steps are padded to: powers of two, and the largest batch."""
+    sizes = [2**power for power in range(most.bit_length()) if 2**power < most]
+    return (*sizes, most)

@@ -1,0 +1,119 @@
+"""Device memory that lives as long as a runner: pools, inputs of graphs, results of a step.
+
+Everything here is read and written on the default stream alone, so its order is the stream's.
+What the host reads is never sent from here: it is copied into fresh payloads first, because a
+buffer that lives on would be written again under a copy that is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atom.device.interface import Device
+from atom.model_engine.engine_settings import EngineSettings, scheduler_config
+from atom.model_engine.memory_plan import MemoryPlan
+from atom.model_engine.step_kernels import ZERO
+from atom.model_ops.guard import RECORD_WORDS
+from atom.models.caches import ModelCaches
+from atom.models.model_config import ModelConfig
+
+
+class StepBuffers:
+    """Allocates all buffers of a runner, zeroed. ``M`` is ``max_num_seqs``, ``k`` the drafts.
+
+    Args:
+        device: where they lie.
+        config: the model.
+        settings: the engine.
+        plan: sizes of the pools.
+        dtype: of KV, conv states and hidden states.
+
+    Attributes:
+        metadata: int32 ``[4, M]``, inputs of decode steps.
+        block_tables: int32 ``[M, max_blocks]``, of decode steps.
+        token_table: int64 ``[groups + 1, 1 + k]``: last token and drafts of each state group; the
+            last row takes what padding rows write.
+        forced_bonus: int32 ``[M]``.
+        temperature_top_p: float32 ``[2, M]``.
+        top_k: int32 ``[M]``.
+        seeds: int64 ``[M]``.
+        logits: float32 ``[M * (1 + k), vocabulary]``.
+        hidden: ``[tokens, H]``.
+        num_bonus: int32 ``[M]``.
+        next_token: int64 ``[M]``.
+        draft_ids: int64 ``[M, k]``.
+        confidence: float32 ``[M, k]``.
+        record: int32 ``[8]``, the guard's.
+        scratch: what :class:`atom.model_ops.decode_inputs.StepInputs` is made of.
+        pools: conv states, recurrent states, KV, and the MTP layer's KV if there are drafts.
+        checkpoints: conv and recurrent states kept for the prefix cache.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        config: ModelConfig,
+        settings: EngineSettings,
+        plan: MemoryPlan,
+        *,
+        dtype: torch.dtype,
+    ) -> None:
+        self._device = device
+        most, query, drafts = settings.max_num_seqs, settings.query_tokens, settings.draft_tokens
+        rows = most * query
+        tokens = max(settings.max_num_batched_tokens, rows)
+        self.max_blocks = scheduler_config(settings).max_blocks_per_seq(settings.block_size)
+        self.metadata = self._zeros((4, most), torch.int32)
+        self.block_tables = self._zeros((most, self.max_blocks), torch.int32)
+        self.token_table = self._zeros((plan.num_groups + 1, query), torch.int64)
+        self.forced_bonus = self._zeros((most,), torch.int32)
+        self.temperature_top_p = self._zeros((2, most), torch.float32)
+        self.top_k = self._zeros((most,), torch.int32)
+        self.seeds = self._zeros((most,), torch.int64)
+        self.logits = self._zeros((rows, config.vocab_size), torch.float32)
+        self.hidden = self._zeros((tokens, config.hidden_size), dtype)
+        self.num_bonus = self._zeros((most,), torch.int32)
+        self.next_token = self._zeros((most,), torch.int64)
+        self.draft_ids = self._zeros((most, max(drafts, 1)), torch.int64)
+        self.confidence = self._zeros((most, max(drafts, 1)), torch.float32)
+        self.record = self._zeros((RECORD_WORDS,), torch.int32)
+        self.scratch: tuple[Tensor, ...] = (
+            self._zeros((most + 1,), torch.int32),
+            self._zeros((tokens,), torch.int64),
+            self._zeros((tokens,), torch.int64),
+            self._zeros((tokens,), torch.int64),
+            self._zeros((most, query), torch.int32),
+        )
+        caches = ModelCaches.allocate(
+            config,
+            num_blocks=plan.num_blocks,
+            num_groups=plan.num_groups,
+            draft_tokens=drafts,
+            dtype=dtype,
+            block_size=settings.block_size,
+            with_mtp=drafts > 0,
+            empty=self._zeros,
+        )
+        pools = [caches.conv_state, caches.recurrent_state, caches.kv_cache]
+        if caches.mtp_kv_cache is not None:
+            pools.append(caches.mtp_kv_cache)
+        self.pools: tuple[Tensor, ...] = tuple(pools)
+        count = max(plan.num_checkpoints, 1)
+        conv, recurrent = caches.conv_state.shape, caches.recurrent_state.shape
+        self.checkpoints: tuple[Tensor, ...] = (
+            self._zeros((conv[0], count, config.linear_conv_kernel_dim - 1, conv[3]), dtype),
+            self._zeros((recurrent[0], count, *recurrent[2:]), torch.float32),
+        )
+
+    @property
+    def states(self) -> tuple[Tensor, ...]:
+        """Conv and recurrent state pools."""
+        return self.pools[:2]
+
+    def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        tensor = self._device.empty(tuple(shape), dtype)
+        self._device.launch(ZERO, (), (tensor,))
+        return tensor

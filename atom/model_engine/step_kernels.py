@@ -1,0 +1,300 @@
+"""The device work of a step, as kernel bodies that both devices run.
+
+Each body gets its tensors from the launch and finds its model by a handle among the scalars:
+queued work names memory, it does not own it. Weights are no operands; they live as long as the
+handle. On an accelerator a body runs at once and may be captured in a graph; on the virtual device
+it runs when the queue reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atom.config import GuardMode
+from atom.device.interface import Kernel
+from atom.model_ops.attention_metadata import AttentionMetadata
+from atom.model_ops.decode_inputs import (
+    CONTEXT_LENS,
+    QUERY_LENS,
+    STATE_SLOTS,
+    StepInputs,
+    decode_inputs,
+    prefill_inputs,
+)
+from atom.model_ops.guard import mapped_pool
+from atom.models.caches import ModelCaches
+from atom.models.qwen3_next import Qwen3NextForCausalLM
+from atom.models.qwen3_next_mtp import Qwen3NextMTP
+from atom.models.registry import lookup
+from atom.spec_decode.mtp import draft as draft_further
+from atom.spec_decode.mtp import draft_first_pass, draft_plan
+from atom.spec_decode.rejection_sampler import HostOutputs, write_outputs
+from atom.spec_decode.sampling import SamplingTensors
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What a body looks up by its handle.
+
+    Attributes:
+        target: the language model.
+        mtp: its MTP layer, or ``None`` without speculation.
+        guard: what the state kernels do about a bad count or slot.
+        block_size: tokens of a KV block.
+        draft_tokens: drafts a step.
+    """
+
+    target: Qwen3NextForCausalLM
+    mtp: Qwen3NextMTP | None
+    guard: GuardMode
+    block_size: int
+    draft_tokens: int
+
+
+Tensors = Sequence[Tensor]
+
+
+def _inputs(scratch: Tensors, rows: int) -> StepInputs:
+    starts, positions, slots, ids, table = scratch
+    return StepInputs(starts[: rows + 1], positions, slots, ids, table[:rows])
+
+
+def _caches(pools: Tensors) -> ModelCaches:
+    return ModelCaches(pools[0], pools[1], pools[2], pools[3] if len(pools) > 3 else None)
+
+
+def _metadata(
+    model: StepModel,
+    reads: Tensors,
+    scratch: Tensors,
+    rows: int,
+    tokens: int,
+    max_query_len: int,
+    max_context_len: int,
+    is_prefill: bool,
+) -> tuple[AttentionMetadata, StepInputs]:
+    """Metadata from the inputs that :func:`forward` has derived."""
+    metadata, block_tables = reads[0][:, :rows], reads[1][:rows]
+    inputs = _inputs(scratch, rows)
+    meta = inputs.attention_metadata(
+        metadata,
+        block_tables,
+        tokens,
+        max_query_len=max_query_len,
+        max_context_len=max_context_len,
+        is_prefill=is_prefill,
+    )
+    return meta, inputs
+
+
+def forward(
+    reads: Tensors,
+    writes: Tensors,
+    handle: int,
+    rows: int,
+    tokens: int,
+    max_query_len: int,
+    max_context_len: int,
+    is_prefill: bool,
+    wants_logits: bool,
+) -> None:
+    """Kernel body: derive the step's inputs, run the model, compute logits.
+
+    Reads metadata int32 ``[4, M]``, block tables int32 ``[rows or more, blocks]``, and the token
+    table int64 ``[groups, 1 + k]`` (decode) or the packed prompt ids int64 ``[T]`` (prefill).
+    Writes logits, hidden ``[T or more, H]``, the guard record, five scratch tensors and the pools.
+    A prefill's logits are those of each row's last token, ``[rows, vocabulary]``; a decode's are
+    those of all tokens.
+    """
+    model: StepModel = lookup(handle)
+    logits, hidden_out, record = writes[0], writes[1], writes[2]
+    scratch, pools = writes[3:8], writes[8:]
+    metadata, block_tables = reads[0][:, :rows], reads[1][:rows]
+    inputs = _inputs(scratch, rows)
+    if is_prefill:
+        prefill_inputs(metadata, block_tables, tokens, model.block_size, out=inputs)
+        input_ids = reads[2]
+    else:
+        decode_inputs(metadata, block_tables, reads[2], tokens, model.block_size, out=inputs)
+        input_ids = inputs.input_ids[:tokens]
+    meta, _ = _metadata(
+        model, reads, scratch, rows, tokens, max_query_len, max_context_len, is_prefill
+    )
+    caches = _caches(pools)
+    with torch.no_grad(), mapped_pool(caches.conv_state, caches.recurrent_state):
+        hidden = model.target(input_ids, meta, caches, guard=model.guard, record=record)
+        hidden_out[:tokens] = hidden
+        if wants_logits:
+            if is_prefill:
+                hidden = hidden[(meta.query_start_loc[1:] - 1).long()]
+            logits[: hidden.shape[0]] = model.target.compute_logits(hidden)
+
+
+def sample(
+    reads: Tensors,
+    writes: Tensors,
+    rows: int,
+    tokens: int,
+    is_prefill: bool,
+    all_greedy: bool,
+    forced: bool,
+    status_tag: int,
+    ids_tag: int,
+    logprobs_tag: int,
+) -> None:
+    """Kernel body: the rejection sampler, straight into the step's fresh payloads.
+
+    Reads logits, metadata, query starts, forced bonuses int32 ``[M]``, the sampling settings
+    (temperature and top-p float32 ``[2, M]``, top-k int32 ``[M]``, seeds int64 ``[M]``) and the
+    guard record. Writes the raw payloads of status, ids and (if wanted) logprobs, and for later
+    work of the step: the token table, bonus int32 ``[M]`` and next token int64 ``[M]``.
+    """
+    logits, metadata, starts, forced_bonus, numbers, top_k, seeds, record = reads
+    status, ids = writes[0], writes[1]
+    token_table, num_bonus, next_token = writes[-3:]
+    groups = metadata[STATE_SLOTS, :rows]
+    if is_prefill:
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=logits.device)
+        drafts = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+        ahead = metadata[QUERY_LENS, :rows]
+        logits = logits[:rows]
+    else:
+        starts = starts[: rows + 1]
+        drafts = metadata[QUERY_LENS, :rows] - 1
+        ahead = torch.ones_like(drafts)
+        logits = logits[:tokens]
+    sampling = None
+    if not all_greedy:
+        positions = (metadata[CONTEXT_LENS, :rows] + ahead).long()
+        sampling = SamplingTensors(
+            numbers[0, :rows], top_k[:rows], numbers[1, :rows], seeds[:rows], positions
+        )
+    write_outputs(
+        logits,
+        starts,
+        token_table[groups.clamp(min=0).long(), 1:],
+        drafts,
+        sampling,
+        None,
+        forced_bonus[:rows] if forced else None,
+        all_greedy,
+        HostOutputs(
+            status, ids, writes[2] if len(writes) > 5 else None, status_tag, ids_tag, logprobs_tag
+        ),
+        record,
+        groups,
+        token_table,
+        num_bonus[:rows],
+        next_token[:rows],
+    )
+
+
+def draft(
+    reads: Tensors,
+    writes: Tensors,
+    handle: int,
+    rows: int,
+    tokens: int,
+    max_query_len: int,
+    max_context_len: int,
+    is_prefill: bool,
+    wants_drafts: bool,
+) -> None:
+    """Kernel body: the MTP layer over a step's tokens, then drafts for the next step.
+
+    Reads metadata, block tables, the step's ids, hidden, bonus and next token, and for a prefill
+    the prompt token behind each chunk, int64 ``[rows]``, -1 behind a prompt's last. Writes the
+    token table (drafts), draft ids int64 ``[M, k]``, confidence float32 ``[M, k]``, five scratch
+    tensors and the MTP layer's KV pool.
+    """
+    model: StepModel = lookup(handle)
+    assert model.mtp is not None
+    input_ids, hidden, num_bonus, next_token = (tensor for tensor in reads[2:6])
+    token_table, draft_ids, confidence = writes[:3]
+    scratch, kv_cache = writes[3:8], writes[8]
+    meta, _ = _metadata(
+        model, reads, scratch, rows, tokens, max_query_len, max_context_len, is_prefill
+    )
+    groups = metadata_groups(reads[0], rows)
+    num_bonus, next_token = num_bonus[:rows], next_token[:rows]
+    # accepted drafts, then the token behind them: what the sampler put into its payload
+    column = torch.arange(token_table.shape[1], device=hidden.device)
+    sampled = token_table[groups.clamp(min=0)].roll(-1, 1)
+    sampled = torch.where(column < num_bonus[:, None], sampled, next_token[:, None])
+    sampled = torch.where(column <= num_bonus[:, None], sampled, -1)
+    with torch.no_grad():
+        plan = draft_plan(
+            input_ids[:tokens],
+            meta,
+            model.draft_tokens,
+            model.block_size,
+            sampled_ids=sampled,
+            num_bonus=num_bonus,
+            known_next_ids=reads[6] if is_prefill else None,
+        )
+        states = draft_first_pass(model.mtp, hidden[:tokens], meta, kv_cache, plan)
+        if not wants_drafts:
+            return
+        drafts = draft_further(model.mtp, states, meta, kv_cache, plan)
+    draft_ids[:rows] = drafts.ids
+    confidence[:rows] = drafts.confidence
+    # the table's last row takes what padding rows write
+    place = torch.where(groups >= 0, groups, token_table.shape[0] - 1)
+    token_table[place, 1:] = drafts.ids
+
+
+def publish_drafts(reads: Tensors, writes: Tensors, rows: int, tag: int) -> None:
+    """Kernel body: copy draft ids int64 ``[M, k]`` into a fresh raw payload, between its tags."""
+    drafts = reads[0][:rows].reshape(-1)
+    words = writes[0].view(torch.int64)
+    if tag:
+        words[0] = tag
+        words[-1] = tag
+        words = words[1:-1]
+    words.copy_(drafts)
+
+
+def metadata_groups(metadata: Tensor, rows: int) -> Tensor:
+    """State groups of the rows, int64."""
+    return metadata[STATE_SLOTS, :rows].long()
+
+
+def save_states(reads: Tensors, writes: Tensors, *pairs: int) -> None:
+    """Kernel body: copy states of groups into checkpoints; ``pairs`` is group, checkpoint, ..."""
+    conv, recurrent = reads
+    conv_saved, recurrent_saved = writes
+    history = conv_saved.shape[2]
+    stride = recurrent.shape[1] // conv.shape[1]
+    for group, place in zip(pairs[::2], pairs[1::2], strict=True):
+        conv_saved[:, place] = conv[:, group, :history]
+        recurrent_saved[:, place] = recurrent[:, group * stride]
+
+
+def restore_states(reads: Tensors, writes: Tensors, *pairs: int) -> None:
+    """Kernel body: copy checkpoints into groups; ``pairs`` is checkpoint, group, ..."""
+    conv_saved, recurrent_saved = reads
+    conv, recurrent = writes
+    history = conv_saved.shape[2]
+    stride = recurrent.shape[1] // conv.shape[1]
+    for place, group in zip(pairs[::2], pairs[1::2], strict=True):
+        conv[:, group, :history] = conv_saved[:, place]
+        recurrent[:, group * stride] = recurrent_saved[:, place]
+
+
+def zero(reads: Tensors, writes: Tensors) -> None:
+    """Kernel body: fill with zeros."""
+    for tensor in writes:
+        tensor.zero_()
+
+
+FORWARD = Kernel("forward", forward)
+SAMPLE = Kernel("rejection_sampler", sample)
+DRAFT = Kernel("mtp_draft", draft)
+PUBLISH_DRAFTS = Kernel("publish_drafts", publish_drafts)
+SAVE_STATES = Kernel("save_states", save_states)
+RESTORE_STATES = Kernel("restore_states", restore_states)
+ZERO = Kernel("zero", zero)
