@@ -20,8 +20,8 @@ from atom.model_ops.gated_delta_rule_chunked import L2_EPS
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, row_passes
 
-#: value columns of a state tile, and warps of its program
-STATE_TILE = (32, 4)
+#: value columns of a state tile, and warps of its program: in one warp no reduction has a barrier
+STATE_TILE = (16, 1)
 _NORM_ELEMENTS = 2048
 _GATE_ELEMENTS = 256
 

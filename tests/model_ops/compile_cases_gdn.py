@@ -35,7 +35,7 @@ def _update(
         "K": 128,
         "V": 128,
         "BLOCK_K": 128,
-        "BLOCK_V": 32,
+        "BLOCK_V": 16,
         "WIDTH": 4,
         "WIDTH_BLOCK": 4,
         "L2_EPS": 1e-6,
@@ -52,7 +52,7 @@ def _update(
         signature,
         constexprs | changes,
         divisible_by_16=(*pointers, "q_stride", "k_stride", "v_stride"),
-        options={"num_warps": 4, "debug": guard == 1},
+        options={"num_warps": 1, "debug": guard == 1},
     )
 
 
