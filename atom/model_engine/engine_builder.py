@@ -25,7 +25,7 @@ from atom.models.weights import load_model as load_checkpoint
 _LOGGER = logging.getLogger(__name__)
 PRESET = "preset:"
 #: a preset's embedding beside its layers: drafts are then sometimes right and sometimes not
-_EMBEDDING_SCALE = 20
+_EMBEDDING_SCALE = 20.0
 
 
 def load_model(

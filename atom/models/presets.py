@@ -134,7 +134,7 @@ def random_tensor(
     if name.endswith("embed_tokens.weight"):
         return noise * config.initializer_range * embedding_scale
     if name == "mtp.fc.weight":
-        return torch.eye(shape[0], shape[1]) + 0.1 * noise * shape[1] ** -0.5
+        return embedding_scale * torch.eye(shape[0], shape[1]) + 0.1 * noise * shape[1] ** -0.5
     return noise * config.initializer_range
 
 
