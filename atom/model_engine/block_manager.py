@@ -154,6 +154,8 @@ class BlockManager:
         """Let the full blocks of the first ``num_tokens`` be hit, as work of ``step``."""
         if not self.prefix_caching:
             return
+        # also of a block that it only begins: a later step publishes it
+        seq.publish_step = step
         count = num_tokens // self.block_size
         if count <= seq.num_published_blocks:
             return
@@ -161,7 +163,6 @@ class BlockManager:
         for number in range(seq.num_published_blocks, count):
             self.blocks.publish(seq.block_table[number], seq.block_hashes[number], step)
         seq.num_published_blocks = count
-        seq.publish_step = step
         self.publications += 1
 
     def publish_checkpoint(self, slot: int, block_hash: bytes, step: int) -> None:

@@ -148,7 +148,7 @@ class Sequence:
         restore_slot: checkpoint that its next launch copies into the group.
         num_published_blocks: leading blocks that are in the prefix cache or came from it.
         cache_step: newest step whose work it took from the prefix cache; 0 for none.
-        publish_step: last step of its own that was published; 0 for none.
+        publish_step: last step whose work on its prompt is, or will be, published; 0 for none.
         branch_tokens: boundary at which it takes a checkpoint since another request's prompt
             parts from it there; 0 for none.
         max_total_tokens: prompt and output together at most.
