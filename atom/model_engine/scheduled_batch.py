@@ -73,23 +73,28 @@ class ScheduledRow:
         """Ids that a prefill row computes."""
         return self.seq.token_ids[self.context_len : self.context_len + self.query_len].tolist()
 
-    def take_status(self, num_rejected: int, num_bonus: int, step_tokens: int) -> None:
-        """Count a decode row's confirmed tokens, unless its request ended or was put back.
+    def confirm(self, step_tokens: int) -> None:
+        """Fill in the confirmed context length.
 
-        A bonus out of range goes on to the kernels as it came (their guard and the debug checks
-        judge it). The computed tokens move only within what the step had and what the received ids
-        allow, so that KV positions stay inside the block table whatever a stale status says.
+        A stale status can have moved the computed tokens too far. They are held to what the
+        received ids allow, so that KV positions stay inside the block table.
 
         Args:
-            num_rejected: drafts that were rejected.
-            num_bonus: drafts that were accepted.
             step_tokens: most tokens of a decode row.
         """
         seq = self.seq
+        most = seq.most_computed_tokens(step_tokens)
+        self.context_len = seq.num_computed_tokens = min(seq.num_computed_tokens, most)
+
+    def take_status(self, num_rejected: int, num_bonus: int) -> None:
+        """Count a decode row's confirmed tokens, unless its request ended or was put back.
+
+        A bonus out of range goes on to the kernels as it came (their guard and the debug checks
+        judge it); the computed tokens move only within what the step had.
+        """
+        seq = self.seq
         if self.is_live and seq.pending_query_len:
-            kept = min(max(self.query_len - num_rejected, 1), self.query_len)
-            most = seq.most_computed_tokens(step_tokens)
-            seq.num_computed_tokens = min(seq.num_computed_tokens + kept, most)
+            seq.num_computed_tokens += min(max(self.query_len - num_rejected, 1), self.query_len)
             seq.pending_query_len = 0
             seq.num_bonus = num_bonus
 

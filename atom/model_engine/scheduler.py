@@ -314,10 +314,10 @@ class Scheduler:
         """
         self._check_open(batch)
         live = [row for row in batch.rows if row.is_live]
+        if any(row.seq.pending_query_len for row in live):
+            raise SchedulerFault(f"the status before step {batch.step} was not received")
         for row in live:
-            if row.seq.pending_query_len:
-                raise SchedulerFault(f"the status before step {batch.step} was not received")
-            row.context_len = row.seq.num_computed_tokens
+            row.confirm(1 + self.config.num_drafts)
         if len(live) < len(batch.rows):
             self._drop_saves(row for row in batch.rows if not row.is_live)
             batch.rows = live
@@ -390,9 +390,8 @@ class Scheduler:
         if min(len(num_rejected), len(num_bonus)) < len(batch.rows):
             raise SchedulerFault(f"the status of step {batch.step} has too few rows")
         if batch.kind is BatchKind.DECODE:
-            most = 1 + self.config.num_drafts
             for row, rejected, bonus in zip(batch.rows, num_rejected, num_bonus, strict=False):
-                row.take_status(int(rejected), int(bonus), most)
+                row.take_status(int(rejected), int(bonus))
 
     def append_tokens(self, seq: Sequence, ids: Iterable[int]) -> FinishReason | None:
         """Take in a step's sampled ids of a request; ids behind its end are dropped.
