@@ -1,0 +1,165 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Triton kernel of a step's draft plan: ids moved to the left and the passes' places, in one go."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from atom.model_ops.attention_metadata import AttentionMetadata
+from atom.spec_decode.mtp import DraftPlan
+
+#: tokens, or blocks of a table, that a program handles at a time
+_CHUNK = 1024
+
+
+@triton.jit
+def draft_plan_kernel(
+    query_start_loc,
+    positions,
+    block_tables,
+    input_ids,
+    sampled_ids,
+    num_bonus,
+    known_next_ids,
+    next_ids,
+    last_index,
+    new_start_loc,
+    new_positions,
+    new_contexts,
+    new_slots,
+    table_row,
+    table_blocks,
+    rows,
+    num_tokens,
+    PASSES: tl.constexpr,
+    WIDE_PASSES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    IS_PREFILL: tl.constexpr,
+    HAS_SAMPLED: tl.constexpr,
+    HAS_KNOWN: tl.constexpr,
+):
+    row = tl.program_id(0)
+    start = tl.load(query_start_loc + row)
+    end = tl.load(query_start_loc + row + 1)
+    filled = end > start
+
+    # one token for each row with tokens
+    every = tl.arange(0, ROWS)
+    until = every <= row
+    begins = tl.load(query_start_loc + every, mask=until, other=0)
+    ends = tl.load(query_start_loc + every + 1, mask=until, other=0)
+    tl.store(new_start_loc + row + 1, tl.sum((ends > begins).to(tl.int32), 0))
+    if row == 0:
+        tl.store(new_start_loc, 0)
+
+    last = end - 1
+    after = tl.full([], 0, tl.int64)
+    if IS_PREFILL:
+        after = after - 1
+        if HAS_KNOWN:
+            after = tl.load(known_next_ids + row)
+        if HAS_SAMPLED:
+            after = tl.where(after >= 0, after, tl.load(sampled_ids + row * COLUMNS))
+    else:
+        bonus = tl.maximum(tl.load(num_bonus + row), 0)
+        last = tl.minimum(start + bonus, last)
+    last = tl.where(filled, last, 0)
+    tl.store(last_index + row, last.to(tl.int64))
+
+    # a program of its own for the padding tokens behind the last row
+    stop = tl.where(row == rows - 1, num_tokens, end)
+    for first in range(start, stop, CHUNK):
+        token = first + tl.arange(0, CHUNK)
+        inside = token < end
+        if IS_PREFILL:
+            given = tl.load(input_ids + token + 1, mask=token + 1 < end, other=0)
+            ids = tl.where(token + 1 == end, after, given)
+        else:
+            offset = tl.minimum(token - start, COLUMNS - 1)
+            ids = tl.load(sampled_ids + row * COLUMNS + offset, mask=inside, other=0)
+        ids = tl.where(inside, tl.maximum(ids, 0), 0)
+        tl.store(next_ids + token, ids, mask=token < stop)
+
+    blocks = tl.full([], 0, tl.int32)
+    for first in range(0, table_blocks, CHUNK):
+        column = first + tl.arange(0, CHUNK)
+        place = block_tables + row.to(tl.int64) * table_row + column
+        entry = tl.load(place, mask=column < table_blocks, other=-1)
+        blocks += tl.sum((entry >= 0).to(tl.int32), 0)
+    capacity = blocks.to(tl.int64) * BLOCK_SIZE
+    number = tl.arange(0, WIDE_PASSES)
+    listed = number < PASSES
+    wished = tl.load(positions + last, mask=filled, other=0) + number
+    position = tl.maximum(tl.minimum(wished, capacity - 1), 0)
+    fits = filled & (wished < capacity)
+    place = block_tables + row.to(tl.int64) * table_row + position // BLOCK_SIZE
+    block = tl.load(place, mask=fits & listed, other=0).to(tl.int64)
+    slot = tl.where(fits, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+    position = tl.where(filled, position, 0)
+    into = number * rows + row
+    tl.store(new_positions + into, position, mask=listed)
+    tl.store(new_contexts + into, position.to(tl.int32), mask=listed)
+    tl.store(new_slots + into, slot, mask=listed)
+
+
+def draft_plan(
+    input_ids: Tensor,
+    meta: AttentionMetadata,
+    draft_tokens: int,
+    block_size: int,
+    *,
+    sampled_ids: Tensor | None = None,
+    num_bonus: Tensor | None = None,
+    known_next_ids: Tensor | None = None,
+) -> DraftPlan:
+    """:func:`~atom.spec_decode.mtp.draft_plan` on a GPU."""
+    rows, device = meta.num_rows, input_ids.device
+    plan = DraftPlan(
+        next_ids=torch.empty(meta.num_tokens, dtype=torch.int64, device=device),
+        last_index=torch.empty(rows, dtype=torch.int64, device=device),
+        query_start_loc=torch.empty_like(meta.query_start_loc),
+        positions=torch.empty((draft_tokens, rows), dtype=torch.int64, device=device),
+        context_lens=torch.empty((draft_tokens, rows), dtype=torch.int32, device=device),
+        slot_mapping=torch.empty((draft_tokens, rows), dtype=torch.int64, device=device),
+    )
+    columns = 1
+    if sampled_ids is not None:
+        sampled_ids = sampled_ids.contiguous()
+        columns = sampled_ids.shape[1]
+    draft_plan_kernel[(rows,)](
+        meta.query_start_loc,
+        meta.positions,
+        meta.block_tables,
+        input_ids,
+        # an absent tensor is never read
+        input_ids if sampled_ids is None else sampled_ids,
+        meta.query_start_loc if num_bonus is None else num_bonus,
+        input_ids if known_next_ids is None else known_next_ids,
+        plan.next_ids,
+        plan.last_index,
+        plan.query_start_loc,
+        plan.positions,
+        plan.context_lens,
+        plan.slot_mapping,
+        meta.block_tables.stride(0),
+        meta.block_tables.shape[1],
+        rows,
+        meta.num_tokens,
+        PASSES=draft_tokens,
+        WIDE_PASSES=triton.next_power_of_2(draft_tokens),
+        BLOCK_SIZE=block_size,
+        COLUMNS=columns,
+        ROWS=triton.next_power_of_2(rows),
+        CHUNK=_CHUNK if meta.is_prefill else 64,
+        IS_PREFILL=meta.is_prefill,
+        HAS_SAMPLED=sampled_ids is not None,
+        HAS_KNOWN=known_next_ids is not None,
+        num_warps=4,
+    )
+    return plan

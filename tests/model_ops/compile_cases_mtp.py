@@ -1,0 +1,43 @@
+"""The draft plan's kernel, for decode with three drafts and for prompt chunks."""
+
+from __future__ import annotations
+
+from compile_case import CompileCase
+
+_TENSORS = {
+    "query_start_loc": "*i32",
+    "positions": "*i64",
+    "block_tables": "*i32",
+    "input_ids": "*i64",
+    "sampled_ids": "*i64",
+    "num_bonus": "*i32",
+    "known_next_ids": "*i64",
+    "next_ids": "*i64",
+    "last_index": "*i64",
+    "new_start_loc": "*i32",
+    "new_positions": "*i64",
+    "new_contexts": "*i32",
+    "new_slots": "*i64",
+}
+_NUMBERS = dict.fromkeys(("table_row", "table_blocks", "rows", "num_tokens"), "i32")
+_SIZES = {"PASSES": 3, "WIDE_PASSES": 4, "BLOCK_SIZE": 16, "COLUMNS": 4, "ROWS": 64}
+
+CASES = [
+    CompileCase(
+        name=f"draft plan {'prefill' if prefill else 'decode'}",
+        module="atom.spec_decode.mtp_triton",
+        kernel="draft_plan_kernel",
+        signature=_TENSORS | _NUMBERS,
+        constexprs={
+            **_SIZES,
+            "CHUNK": 1024 if prefill else 64,
+            "IS_PREFILL": prefill,
+            "HAS_SAMPLED": True,
+            "HAS_KNOWN": prefill,
+        },
+        # decode is given views of one tensor of numbers, whose rows may begin anywhere
+        divisible_by_16=("input_ids", "next_ids"),
+        options={"num_warps": 4},
+    )
+    for prefill in (False, True)
+]
