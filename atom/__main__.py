@@ -1,4 +1,4 @@
-"""``python -m atom``: run notebooks, sweep an experiment, build reports, check records."""
+"""``python -m atom``: run notebooks, sweep an experiment, build reports, serve a model."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ examples
   python -m atom compare published data/runs/h200/<run>
                                                  a run of one's own beside the published figures
   python -m atom records check data/runs/h200    validate recorded runs
+  python -m atom serve --model preset:tiny       a server with random weights, to try it out
   python -m atom devices                         what this machine can run on
 
 exit codes: 0 fine, 1 a claim fell, 2 bad input, 3 a notebook or a device failed
@@ -90,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (0, 1, 2, 3; 130 when interrupted)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser(
-        with_sweep=words[:1] == ["sweep"], with_lifetime=words[:1] == ["lifetime"]
+        with_sweep=words[:1] == ["sweep"],
+        with_lifetime=words[:1] == ["lifetime"],
+        with_serve=words[:1] == ["serve"],
     )
     options = parser.parse_args(words)
     try:
@@ -107,8 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def build_parser(*, with_sweep: bool = True, with_lifetime: bool = True) -> argparse.ArgumentParser:
-    """The command line. Options of ``sweep`` and ``lifetime`` come from modules slow to load."""
+def build_parser(
+    *, with_sweep: bool = True, with_lifetime: bool = True, with_serve: bool = True
+) -> argparse.ArgumentParser:
+    """The command line. Options of some verbs come from modules that are loaded for them alone."""
     parser = _parser(None, "python -m atom", __doc__ or "", _EPILOG)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_run(commands)
@@ -117,6 +122,7 @@ def build_parser(*, with_sweep: bool = True, with_lifetime: bool = True) -> argp
     _add_compare(commands)
     _add_records(commands)
     _add_lifetime(commands, with_lifetime)
+    _add_serve(commands, with_serve)
     devices = _parser(commands, "devices", "list the devices of this machine", _DEVICES_EPILOG)
     _add_json(devices)
     devices.set_defaults(run=_devices)
@@ -198,6 +204,16 @@ def _add_lifetime(commands: _Commands, with_options: bool) -> None:
 
         lifetime_cli.add_arguments(lifetime)
         lifetime.set_defaults(run=lifetime_cli.run)
+
+
+def _add_serve(commands: _Commands, with_options: bool) -> None:
+    about = "serve a model with OpenAI's interface"
+    serve = _parser(commands, "serve", about, "")
+    if with_options:
+        from atom.entrypoints import serve as serving
+
+        serving.add_arguments(serve)
+        serve.set_defaults(run=serving.run)
 
 
 def _add_report(commands: _Commands) -> None:

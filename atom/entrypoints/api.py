@@ -273,8 +273,8 @@ class Server:
             raise ApiError(503, str(error), code="engine_failed") from None
         return Generation(stream, self.model.tokenizer, self.metrics, endpoint, began, body.stops)
 
-    def _most_tokens(self, body: GenerationRequest, prompt: int) -> int:
-        """Tokens that the request may generate, or an error if it is too long."""
+    def _most_tokens(self, body: GenerationRequest, prompt: int) -> int | None:
+        """Tokens to generate at most (``None``: what fits), or an error if it is too long."""
         if prompt == 0:
             raise ApiError(400, "the prompt is empty: a model needs a token to go on from")
         longest, asked = self.model.max_model_len, body.most_tokens
@@ -290,7 +290,7 @@ class Server:
                 param=body.prompt_field,
                 code="context_length_exceeded",
             )
-        return left if asked is None else min(asked, left)
+        return None if asked is None else min(asked, left)
 
     def _count_refusal(self, request: Request, error: ApiError) -> None:
         endpoint = request.url.path.removeprefix("/v1/")

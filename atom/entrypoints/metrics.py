@@ -31,14 +31,18 @@ _COUNTERS: dict[str, tuple[str, str]] = {
     "failed": ("engine_failed_requests", "Requests that ended with an error"),
     "aborted": ("engine_aborted_requests", "Requests that were aborted"),
     "preemptions": ("preemptions", "Requests that were put back to be computed again"),
-    "prefix_queried_tokens": ("prefix_queried_tokens", "Prompt tokens looked up in the cache"),
-    "prefix_hit_tokens": ("prefix_hit_tokens", "Prompt tokens that the cache had"),
+    "lookup_tokens": ("prefix_lookup_tokens", "Prompt tokens looked up in the prefix cache"),
+    "hit_tokens": ("prefix_hit_tokens", "Prompt tokens that the prefix cache had"),
 }
 #: what the engine holds now
 _GAUGES: dict[str, tuple[str, str]] = {
     "running": ("running_requests", "Requests that run"),
     "waiting": ("waiting_requests", "Requests in the engine's queue"),
-    "kv_usage": ("kv_usage_ratio", "Share of KV blocks in use"),
+    "prefilling": ("prefilling_requests", "Requests whose prompt is being computed"),
+    "used_blocks": ("kv_used_blocks", "KV blocks that requests hold"),
+    "cached_blocks": ("kv_cached_blocks", "KV blocks that only the prefix cache holds"),
+    "num_blocks": ("kv_blocks", "KV blocks of the pool"),
+    "checkpoints": ("state_checkpoints", "Recurrent states that prefixes can resume from"),
 }
 #: shares of two counters: meaning, part and whole
 _RATIOS: dict[str, tuple[str, str, str]] = {
@@ -47,10 +51,11 @@ _RATIOS: dict[str, tuple[str, str, str]] = {
         "accepted_tokens",
         "drafted_tokens",
     ),
+    "kv_usage_ratio": ("KV blocks in use, of the pool", "used_blocks", "num_blocks"),
     "prefix_hit_ratio": (
         "Prompt tokens that the cache had, of those looked up",
-        "prefix_hit_tokens",
-        "prefix_queried_tokens",
+        "hit_tokens",
+        "lookup_tokens",
     ),
 }
 

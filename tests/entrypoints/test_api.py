@@ -7,16 +7,13 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from fake_engine import MODEL, SAYS, FakeEngine, says
 from openai.types.chat import ChatCompletionMessageParam
-from serving import MODEL, SAYS, FakeEngine, Running, serve
+from serving import Running, serve
 
 from atom.entrypoints.api import ServerLimits
 
 _HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
-
-
-def says(tokens: int) -> str:
-    return (SAYS * 100).encode()[:tokens].decode(errors="replace")
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +333,7 @@ def test_metrics() -> None:
     assert values["atom_requests_in_flight"] == "0.0"
     assert values["atom_running_requests"] == "0.0"
     assert values["atom_kv_usage_ratio"] == "0.25"
+    assert values["atom_prefix_hit_ratio"] == "0.75"
     assert values["atom_guard_errors_total"] == "2.0"
     assert values["atom_stale_statuses_total"] == "1.0"
     assert float(values["atom_spec_acceptance_ratio"]) == pytest.approx(2 / 3)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from serving import MODEL, SAYS, FakeEngine, Running, serve
+from fake_engine import MODEL, SAYS, FakeEngine
+from serving import Running, serve
 
 from atom.entrypoints.api import ServerLimits
 
@@ -45,19 +46,18 @@ def open_raw(running: Running, **body: object) -> socket.socket:
 
 
 def test_256_streams_at_once(slow: Running) -> None:
-    most = 0
+    # no stream gets a token before all of them are there
+    slow.engine.say_nothing_below = _STREAMS
 
     async def one(client: openai.AsyncOpenAI, number: int) -> str:
-        nonlocal most
         text = ""
         stream = await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": f"number {number}"}],
-            max_tokens=30 + number % 7,
+            max_tokens=12 + number % 7,
             stream=True,
         )
         async for chunk in stream:
-            most = max(most, slow.server.engine.num_streams)
             text += chunk.choices[0].delta.content or ""
         return text
 
@@ -66,9 +66,8 @@ def test_256_streams_at_once(slow: Running) -> None:
             return await asyncio.gather(*(one(client, number) for number in range(_STREAMS)))
 
     texts = asyncio.run(all_of_them())
-    expected = [SAYS.encode()[: 30 + n % 7].decode(errors="replace") for n in range(_STREAMS)]
+    expected = [SAYS.encode()[: 12 + n % 7].decode(errors="replace") for n in range(_STREAMS)]
     assert texts == expected
-    assert most > _STREAMS // 2, "they did not run at the same time"
     slow.wait_until_idle()
 
 
@@ -141,7 +140,9 @@ def test_a_body_that_never_comes_is_408() -> None:
             connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
             )
-            answer = connection.recv(10_000)
+            answer = b""
+            while piece := connection.recv(10_000):
+                answer += piece
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive" in answer
 

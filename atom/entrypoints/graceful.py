@@ -1,0 +1,104 @@
+"""A web server that ends well: one signal lets streams finish, a second ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from atom.entrypoints.api import Server
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: seconds for final chunks to reach their clients
+_LAST_WORDS = 3.0
+#: a client's connection may stay idle for this long between two requests
+_KEEP_ALIVE_SECONDS = 120
+
+
+class GracefulServer(uvicorn.Server):
+    """Runs a :class:`Server` until a signal comes.
+
+    The first SIGINT or SIGTERM closes the port and refuses new requests; those in flight may go on
+    for ``shutdown_seconds``, then their streams end with an error. The second ends the process's
+    work at once.
+
+    Args:
+        server: what is served.
+        shutdown_seconds: patience with requests in flight.
+        ready: called once requests are accepted.
+    """
+
+    def __init__(
+        self, server: Server, shutdown_seconds: float, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        config = uvicorn.Config(
+            server.app,
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(shutdown_seconds + _LAST_WORDS) + 1,
+        )
+        super().__init__(config)
+        self._server = server
+        self._shutdown_seconds = shutdown_seconds
+        self._ready = ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take the signals over, and do not raise them again: an orderly end is no failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        self._signals += 1
+        self.should_exit = True
+        self.force_exit = self._signals > 1
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_now if self.force_exit else self._drain)
+
+    def _drain(self) -> None:
+        assert self._loop is not None
+        engine = self._server.engine
+        engine.refuse("the server is shutting down")
+        print(
+            f"shutting down: {engine.num_streams} requests in flight may take "
+            f"{self._shutdown_seconds:g} s more; a second signal ends them now",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._loop.call_later(self._shutdown_seconds, self._cut)
+
+    def _cut(self) -> None:
+        self._server.engine.fail_all("the server is shutting down")
+
+    def _end_now(self) -> None:
+        assert self._loop is not None
+        self._cut()
+        # a client that does not read, or a step that hangs, must not keep the process
+        self._loop.call_later(0.5, os._exit, 130)

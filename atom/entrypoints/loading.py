@@ -1,0 +1,74 @@
+"""From the name of a model and a device to an engine that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from atom.config import DeviceChoice
+from atom.device import open_device
+from atom.entrypoints.async_engine import Engine
+from atom.errors import BadInput
+from atom.model_engine.engine_settings import EngineSettings
+from atom.models.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine with what its server has to know.
+
+    Attributes:
+        engine: ready for requests.
+        settings: its settings.
+        vocab_size: ids of its model.
+        device_name: what it runs on.
+    """
+
+    engine: Engine
+    settings: EngineSettings
+    vocab_size: int
+    device_name: str
+
+
+def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEngine:
+    """Load a model.
+
+    Args:
+        model: a checkpoint folder, or ``preset:NAME``.
+        device_choice: ``virtual``, ``accelerator``, or ``auto``: the accelerator if there is one.
+        values: engine settings by name. ``max_model_len`` is at most what the model was made for;
+            by default that, or 32768 if it is less.
+
+    Raises:
+        BadInput: a setting, folder or preset that cannot be used, or too little memory.
+        DeviceError: no such device.
+    """
+    # a wrong setting is told before the rest is even imported
+    EngineSettings.parse(values, where="serve")
+    from atom.model_engine.engine_builder import PRESET, load_engine
+    from atom.models.presets import preset
+
+    config = (
+        preset(model.removeprefix(PRESET))
+        if model.startswith(PRESET)
+        else ModelConfig.from_pretrained(model)
+    )
+    longest = min(config.max_position_embeddings, 32768)
+    settings = EngineSettings.parse({"max_model_len": longest, **values}, where="serve")
+    if settings.max_model_len > config.max_position_embeddings:
+        raise BadInput(
+            f"--max-model-len {settings.max_model_len}: the model was made for "
+            f"{config.max_position_embeddings} positions"
+        )
+    device = open_device(_choose(device_choice), seed=settings.seed)
+    engine = load_engine(model, settings, device)
+    return LoadedEngine(engine, settings, config.vocab_size, device.properties.name)
+
+
+def _choose(choice: str) -> DeviceChoice:
+    from atom.device.accelerator import why_no_accelerator
+
+    if choice == "auto":
+        choice = "virtual" if why_no_accelerator() is not None else "accelerator"
+    return DeviceChoice(choice)

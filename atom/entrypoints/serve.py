@@ -1,0 +1,257 @@
+"""``python -m atom serve``: options, and the way from them to a server that runs."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from atom.errors import BadInput
+
+# nothing heavy is imported here: a wrong option is answered at once
+
+KEY_VARIABLE = "ATOM_API_KEY"
+EPILOG = """\
+examples
+  python -m atom serve --model preset:tiny --device virtual
+  python -m atom serve --model my_checkpoint --max-num-seqs 64 --port 8001
+  python -m atom serve --model my_checkpoint --draft-tokens 0 --no-prefix-caching
+  python -m atom serve --model preset:tiny --device virtual --protocol unpatched -p epoch_tag false
+
+The first needs no files and no GPU: random weights, a token a byte. When it says `ready`, ask it:
+
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "tiny", "prompt": "hello", "max_tokens": 16, "stream": true}'
+
+or, with OpenAI's client,
+
+  client = openai.OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="any")
+  client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+
+paths: /v1/completions /v1/chat/completions /v1/models /health /metrics
+beside OpenAI's fields: top_k, ignore_eos, stop_token_ids, chat_template_kwargs
+A key, if set, is wanted on every path but /health and /metrics. SIGINT or SIGTERM lets requests
+finish for --shutdown-seconds and ends the others with an error; a second one ends at once.
+
+exit codes: 0 ended by a signal, 2 bad input, 3 the device failed, 130 ended at once
+"""
+#: options whose engine setting has another name
+_RENAMED = {"protocol": "copy_protocol", "gpu_memory_utilization": "memory_utilization"}
+_ENGINE_OPTIONS = (
+    ("--protocol", str, "NAME", "what protects the sources of host-bound copies: hold (default), "
+     "record_stream, blocking, zero_copy, or unpatched, which has the fault"),
+    ("--guard", str, "MODE", "what the state kernels do about a bad count or slot: report "
+     "(default), trap, none"),
+    ("--max-num-seqs", int, "N", "requests that run at once"),
+    ("--max-num-batched-tokens", int, "N", "token budget of a prefill step"),
+    ("--max-model-len", int, "N", "longest request, prompt and output together (default: the "
+     "model's own, at most 32768)"),
+    ("--draft-tokens", int, "N", "draft tokens a step, 0 to 3; 0 switches speculation off"),
+    ("--forced-acceptance-length", float, "MEAN", "force the mean tokens a decode step instead of "
+     "verifying: outputs are wrong, times are right"),
+    ("--gpu-memory-utilization", float, "SHARE", "share of the device's memory to fill"),
+    ("--num-kv-blocks", int, "N", "KV blocks (default: what free memory holds)"),
+    ("--seed", int, "N", "of a preset's weights, and of requests that bring none"),
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``serve``."""
+    parser.epilog = EPILOG
+    model = parser.add_argument_group("model and device")
+    model.add_argument(
+        "--model", required=True, metavar="DIR", help="a checkpoint folder, or preset:NAME (tiny)"
+    )
+    model.add_argument(
+        "--device",
+        choices=("auto", "virtual", "accelerator"),
+        default="auto",
+        help="auto (default) takes the accelerator if there is one",
+    )
+    model.add_argument("--served-model-name", metavar="NAME", help="default: the folder's name")
+    engine = parser.add_argument_group("engine")
+    for flag, kind, shown, about in _ENGINE_OPTIONS:
+        engine.add_argument(flag, type=kind, metavar=shown, help=about)
+    engine.add_argument(
+        "--dspark", action="store_true", help="let the drafts' confidence size each verification"
+    )
+    engine.add_argument(
+        "--no-prefix-caching", action="store_true", help="compute every prompt from its start"
+    )
+    engine.add_argument(
+        "--no-logprobs",
+        action="store_true",
+        help="spare the logprobs, and refuse requests for them",
+    )
+    engine.add_argument(
+        "-p",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        dest="parameters",
+        help="any other engine setting, e.g. -p block_size 64; may be repeated",
+    )
+    web = parser.add_argument_group("server")
+    web.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)")
+    web.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: 8000)")
+    web.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"key that requests must bring; better in {KEY_VARIABLE}, where no process list "
+        "shows it",
+    )
+    web.add_argument(
+        "--max-body-mib", type=float, default=32, metavar="N", help="largest request body"
+    )
+    web.add_argument(
+        "--shutdown-seconds",
+        type=float,
+        default=30,
+        metavar="S",
+        help="patience with requests in flight when a signal comes (default: 30)",
+    )
+
+
+def engine_values(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given, as fields of ``EngineSettings``."""
+    import yaml
+
+    values: dict[str, Any] = {"logprobs": not options.no_logprobs, "dspark": options.dspark}
+    if options.no_prefix_caching:
+        values["prefix_caching"] = False
+    for flag, *_ in _ENGINE_OPTIONS:
+        name = flag.removeprefix("--").replace("-", "_")
+        if (value := getattr(options, name)) is not None:
+            values[_RENAMED.get(name, name)] = value
+    for name, text in options.parameters:
+        try:
+            values[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"-p {name}: {text!r} is no YAML value: {error}") from None
+    return values
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load the model and serve it until a signal comes.
+
+    Raises:
+        BadInput: an option, the model folder or the address cannot be used.
+        DeviceError: there is no such device, or it failed.
+    """
+    _check(options)
+    key = options.api_key if options.api_key is not None else os.environ.get(KEY_VARIABLE)
+    if key == "":
+        raise BadInput(f"the API key is empty (--api-key or {KEY_VARIABLE}): set one, or unset it")
+    values = engine_values(options)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("atom").setLevel(logging.INFO)
+    # the port first: to load a model and then find it taken would be a pity
+    with bind(options.host, options.port) as listener:
+        return _serve(options, values, key, listener)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not 0 <= options.port <= 65535:
+        raise BadInput(f"--port {options.port}: expected 0 to 65535")
+    if not 0 <= options.shutdown_seconds <= 86400:
+        raise BadInput(f"--shutdown-seconds {options.shutdown_seconds}: expected 0 to 86400")
+    if not 0 < options.max_body_mib <= 4096:
+        raise BadInput(f"--max-body-mib {options.max_body_mib}: expected more than 0, to 4096")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take an address; nothing listens there yet.
+
+    Raises:
+        BadInput: it is in use, or not of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise BadInput(
+            f"cannot bind {host} port {port}: {error.strerror}; set --host and --port"
+        ) from None
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _serve(
+    options: argparse.Namespace,
+    values: dict[str, Any],
+    key: str | None,
+    listener: socket.socket,
+) -> int:
+    from atom.config import CopyProtocol
+    from atom.entrypoints.api import ServedModel, Server, ServerLimits
+    from atom.entrypoints.graceful import GracefulServer
+    from atom.entrypoints.loading import load
+    from atom.entrypoints.tokenizer import open_tokenizer
+
+    loaded = load(options.model, options.device, values)
+    settings = loaded.settings
+    model = ServedModel(
+        name=options.served_model_name
+        or Path(options.model.removeprefix("preset:")).resolve().name,
+        tokenizer=open_tokenizer(options.model, loaded.vocab_size),
+        vocab_size=loaded.vocab_size,
+        max_model_len=settings.max_model_len,
+        logprobs=settings.logprobs,
+    )
+    limits = ServerLimits(body_bytes=int(options.max_body_mib * 2**20))
+    server = Server(loaded.engine, model, limits, key)
+    address = _url(listener)
+
+    def ready() -> None:
+        if not is_loopback(options.host) and key is None:
+            _warn(f"{address} is open to the network and no API key is set ({KEY_VARIABLE})")
+        if settings.copy_protocol is CopyProtocol.UNPATCHED:
+            _warn("--protocol unpatched has the fault: statuses and tokens may be another step's")
+        if settings.forced_acceptance_length is not None:
+            _warn("acceptance is forced: outputs are not the model's")
+        print(
+            f"ready: {address}/v1 serves {model.name} on {loaded.device_name} "
+            f"({settings.copy_protocol.value}, guard {settings.guard.value}, "
+            f"{settings.draft_tokens} draft tokens)",
+            flush=True,
+        )
+
+    # the engine's thread and the event loop share one interpreter: hand over more often
+    sys.setswitchinterval(0.0005)
+    web = GracefulServer(server, options.shutdown_seconds, ready)
+    web.run(sockets=[listener])
+    if web.force_exit:
+        sys.stdout.flush()
+        # the engine's thread may be in a step still
+        os._exit(130)
+    return 0
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

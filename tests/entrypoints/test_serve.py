@@ -1,0 +1,120 @@
+"""``python -m atom serve``: what it refuses before it loads anything, and how options map."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atom import __main__ as command_line
+from atom.config import CopyProtocol, GuardMode
+from atom.entrypoints import serve
+from atom.model_engine.engine_settings import EngineSettings
+
+_TINY = ["serve", "--model", "preset:tiny", "--device", "virtual", "--port", "0"]
+
+
+def parsed(*words: str) -> EngineSettings:
+    options = command_line.build_parser().parse_args([*_TINY, *words])
+    return EngineSettings.parse(serve.engine_values(options))
+
+
+def test_options_reach_their_settings() -> None:
+    settings = parsed(
+        *("--protocol", "zero_copy", "--guard", "none", "--max-num-seqs", "7"),
+        *("--max-num-batched-tokens", "512", "--max-model-len", "99", "--draft-tokens", "2"),
+        *("--forced-acceptance-length", "1.5", "--gpu-memory-utilization", "0.5", "--dspark"),
+        *("--num-kv-blocks", "11", "--no-prefix-caching", "--seed", "3", "--no-logprobs"),
+        *("-p", "block_size", "64", "-p", "epoch_tag", "false"),
+    )
+    assert settings.copy_protocol is CopyProtocol.ZERO_COPY
+    assert settings.guard is GuardMode.NONE
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (7, 512)
+    assert (settings.max_model_len, settings.draft_tokens) == (99, 2)
+    assert (settings.forced_acceptance_length, settings.memory_utilization) == (1.5, 0.5)
+    assert (settings.dspark, settings.num_kv_blocks, settings.seed) == (True, 11, 3)
+    assert (settings.prefix_caching, settings.logprobs) == (False, False)
+    assert (settings.block_size, settings.epoch_tag) == (64, False)
+
+
+def test_what_is_not_given_keeps_its_default_but_logprobs_are_on() -> None:
+    assert parsed() == EngineSettings.parse({"logprobs": True})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "70000"], "--port 70000"),
+        (["--api-key", ""], "the API key is empty"),
+        (["--host", "203.0.113.7"], "cannot bind 203.0.113.7"),
+        (["--host", "no such host"], "cannot bind no such host"),
+        (["--shutdown-seconds", "-1"], "--shutdown-seconds -1.0"),
+        (["--max-body-mib", "0"], "--max-body-mib 0.0"),
+        (["-p", "block_size", "["], "-p block_size"),
+        (["-p", "blok_size", "16"], "did you mean 'block_size'?"),
+        (["--protocol", "holt"], "copy_protocol"),
+        (["--draft-tokens", "-1"], "draft_tokens"),
+        (["--model", "preset:huge"], "'huge'"),
+        (["--model", "no_such_folder"], "no_such_folder"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main([*_TINY, *words]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert message in errors
+
+
+def test_a_port_in_use_is_found_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert command_line.main([*_TINY, "--port", port, "--model", "no_such_folder"]) == 2
+    assert f"cannot bind 127.0.0.1 port {port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "alone"),
+    [
+        (("127.0.0.1", "127.9.9.9", "::1", "localhost"), True),
+        (("0.0.0.0", "::", "192.0.2.1", "a.example"), False),
+    ],
+)
+def test_which_addresses_only_this_machine_reaches(hosts: tuple[str, ...], alone: bool) -> None:
+    for host in hosts:
+        assert serve.is_loopback(host) is alone
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys, json\nfrom atom.__main__ import main\n"
+        "try:\n    main(['serve', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert "curl http://127.0.0.1:8000" in done.stdout
+    assert not {"torch", "fastapi", "transformers", "pydantic"} & set(json.loads(done.stderr))
+
+
+def test_the_other_engines_start_command_still_names_this_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "atom.entrypoints.openai_server"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 2
+    assert "python -m atom serve" in done.stderr
