@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow
+from atom.benchmarks.kernel_rows import KernelRow
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
 from atom.benchmarks.source_lifetime_rows import LifetimeRow
 from atom.errors import BadInput
@@ -15,6 +16,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "race": {"trials": RaceRow, "timeline": TimelineRow},
     "detectors": {"detectors": DetectorRow, "slowdown": SlowdownRow},
     "lifetime": {"trials": LifetimeRow},
+    "kernels": {"samples": KernelRow},
     "foreign": {
         "programs": ForeignRow,
         "findings": ForeignFindingRow,
@@ -34,6 +36,7 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "slowdown": ("arm", "detector", "repeat"),
     },
     "lifetime": {"trials": ("point_id",)},
+    "kernels": {"samples": ("point_id", "arm", "repeat")},
     "foreign": {
         "programs": ("program",),
         "findings": ("program", "number"),

@@ -208,7 +208,9 @@ def _refuse_other_device(writer: RunWriter, properties: DeviceProperties) -> Non
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m atom sweep``."""
-    parser.add_argument("experiment", choices=[EXPERIMENT, "lifetime"], help="what to sweep")
+    parser.add_argument(
+        "experiment", choices=[EXPERIMENT, "lifetime", "kernels"], help="what to sweep"
+    )
     parser.add_argument(
         "--device",
         choices=[choice.value for choice in DeviceChoice],
@@ -286,6 +288,10 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         BadInput, DeviceError: see :func:`sweep_race`.
     """
+    if arguments.experiment == "kernels":
+        from atom.workbook import kernel_runs
+
+        return kernel_runs.sweep(arguments)
     if arguments.experiment == "lifetime":
         from atom.workbook import lifetime_runs
 
