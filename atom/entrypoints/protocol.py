@@ -62,6 +62,7 @@ _ADVICE = {
     "best_of": "send the request several times and choose",
     "top_logprobs": "only the sampled token's logprob is known: send logprobs=true alone",
     "tool_choice": "tools reach the prompt, but a call of one cannot be forced",
+    "min_tokens": "it is known only together with ignore_eos and without stop",
     "response_format": "output is not constrained to a grammar",
 }
 #: what a field may be, where it may be several things
@@ -252,6 +253,10 @@ def parse_body(kind: type[_Request], body: bytes) -> _Request:
 
 
 def _take_out_unsupported(kind: type[GenerationRequest], values: dict[str, Any]) -> None:
+    ends_early = values.get("stop") or values.get("stop_token_ids") or not values.get("ignore_eos")
+    if not ends_early:
+        # nothing could end the answer before its last token, so it has its least
+        values.pop("min_tokens", None)
     for name in [name for name in values if name not in kind.model_fields]:
         if name in _IGNORED:
             del values[name]

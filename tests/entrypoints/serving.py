@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import openai
@@ -25,7 +26,7 @@ class Running:
 
     url: str
     server: Server
-    engine: FakeEngine = field(repr=False)
+    engine: Any = field(repr=False)
 
     def client(self, **options: object) -> openai.OpenAI:
         values = {"api_key": "any", "max_retries": 0, "timeout": 20.0, **options}
@@ -52,10 +53,13 @@ def serve(
     limits: ServerLimits | None = None,
     tokenizer: ServerTokenizer | None = None,
     logprobs: bool = True,
+    vocab_size: int = 256,
+    longest: int = LONGEST,
 ) -> Iterator[Running]:
     """A server on a free loopback port, for the length of a ``with``."""
     engine = engine or FakeEngine()
-    model = ServedModel(MODEL, tokenizer or ByteTokenizer(256), 256, LONGEST, logprobs)
+    tokenizer = tokenizer or ByteTokenizer(vocab_size)
+    model = ServedModel(MODEL, tokenizer, vocab_size, longest, logprobs)
     server = Server(engine, model, limits, api_key)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     config = uvicorn.Config(
@@ -71,7 +75,7 @@ def serve(
         time.sleep(0.005)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        yield Running(url, server, engine)  # type: ignore[arg-type]
+        yield Running(url, server, engine)
     finally:
         web.should_exit = True
         thread.join(15)

@@ -143,7 +143,9 @@ def test_what_the_engine_is_asked_for(running: Running) -> None:
     params = running.engine.seen[-1]
     assert (params.max_tokens, params.temperature, params.top_p, params.seed) == (3, 0, 0.5, -7)
     assert (params.top_k, params.ignore_eos, params.stop_token_ids) == (4, True, (5,))
-    client.completions.create(model=MODEL, prompt=[1, 2, 3])
+    client.completions.create(
+        model=MODEL, prompt=[1, 2, 3], extra_body={"ignore_eos": True, "min_tokens": 16}
+    )
     params = running.engine.seen[-1]
     assert (params.max_tokens, params.temperature, params.top_k) == (16, 1.0, 0)
     assert len(running.engine.threads) == 1
@@ -178,6 +180,8 @@ def test_models(running: Running) -> None:
     ("body", "param"),
     [
         ({"n": 2}, "n"),
+        ({"min_tokens": 5}, "min_tokens"),
+        ({"min_tokens": 5, "ignore_eos": True, "stop": "x"}, "min_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
