@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from atom.errors import BadInput
+from atom.errors import AtomError, BadInput
 from atom.model_engine.sequence import Sequence
+
+
+class SchedulerFault(AtomError):
+    """The scheduler's calls came in an order that cannot be right: a defect of the caller."""
 
 
 class BatchKind(StrEnum):
@@ -93,7 +97,7 @@ class ScheduledRow:
         judge it); the computed tokens move only within what the step had.
         """
         seq = self.seq
-        if self.is_live and seq.pending_query_len:
+        if self.generation == seq.generation and seq.pending_query_len:
             seq.num_computed_tokens += min(max(self.query_len - num_rejected, 1), self.query_len)
             seq.pending_query_len = 0
             seq.num_bonus = num_bonus

@@ -14,11 +14,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Numbers
 from operator import attrgetter
 
-from atom.errors import AtomError, BadInput
+from atom.errors import BadInput
 from atom.model_engine.admission import (
     QueueFull,
     RequestRefused,
@@ -33,6 +33,7 @@ from atom.model_engine.scheduled_batch import (
     ScheduledBatch,
     ScheduledRow,
     SchedulerConfig,
+    SchedulerFault,
     SchedulerStats,
 )
 from atom.model_engine.sequence import FinishReason, Sequence, SequenceStatus
@@ -48,10 +49,6 @@ __all__ = [
     "SchedulerFault",
     "SchedulerStats",
 ]
-
-
-class SchedulerFault(AtomError):
-    """The scheduler's calls came in an order that cannot be right: a defect of the caller."""
 
 
 class Scheduler:
@@ -280,27 +277,36 @@ class Scheduler:
     def _schedule_decode(self) -> list[ScheduledRow] | NeedsDrain:
         rows: list[ScheduledRow] = []
         most, lookahead = 1 + self.config.num_drafts, max(self.config.num_drafts - 1, 0)
-        manager = self.block_manager
+        size = self.block_manager.block_size
         for seq in list(self._decoding.values()):
+            tokens, pending = len(seq.token_ids), seq.num_pending_outputs
             # each step gives a token: a request that is certain to be full is not run again
-            if seq.num_tokens + seq.num_pending_outputs >= seq.max_total_tokens:
+            if tokens + pending >= seq.max_total_tokens or seq.status is not SequenceStatus.RUNNING:
                 continue
             assert seq.num_drafts is not None
             query_len = min(1 + seq.num_drafts, most)
             context_len = min(
-                seq.num_computed_tokens + seq.pending_query_len, seq.most_computed_tokens(most)
+                seq.num_computed_tokens + seq.pending_query_len, tokens - 1 + most * pending
             )
-            while seq.status is SequenceStatus.RUNNING and not manager.grow(
-                seq, context_len + query_len + lookahead
-            ):
+            needed = context_len + query_len + lookahead
+            if needed > len(seq.block_table) * size and not self.block_manager.grow(seq, needed):
                 if self._outputs_pending():
                     return NeedsDrain("a request may have to be put back, and outputs are pending")
-                newest = max(self.running, key=attrgetter("arrival"))
-                self.put_back(newest)
-                rows = [row for row in rows if row.seq is not newest]
-            if seq.status is SequenceStatus.RUNNING:
-                rows.append(ScheduledRow(seq, query_len, context_len, True))
+                for newest in self._make_room(seq, needed):
+                    rows = [row for row in rows if row.seq is not newest]
+                if seq.status is not SequenceStatus.RUNNING:
+                    continue
+            rows.append(ScheduledRow(seq, query_len, context_len, True))
         return rows
+
+    def _make_room(self, seq: Sequence, num_tokens: int) -> Iterator[Sequence]:
+        """Put back the newest requests until ``seq`` has its blocks or went back itself."""
+        while not self.block_manager.grow(seq, num_tokens):
+            newest = max(self.running, key=attrgetter("arrival"))
+            self.put_back(newest)
+            yield newest
+            if newest is seq:
+                return
 
     # -- what became of a step
     def confirm(self, batch: ScheduledBatch) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from atom.errors import BadInput
 
 _MOST_LOGPROBS = 20
@@ -119,7 +121,7 @@ def token_array(ids: Iterable[int], what: str = "prompt") -> array[int]:
         raise BadInput(f"{what}: expected a list of token ids (whole numbers)") from None
     if not tokens:
         raise BadInput(f"{what}: expected at least one token, got none")
-    if (least := min(tokens)) < 0:
+    if (least := int(np.frombuffer(tokens, dtype=np.int64).min())) < 0:
         raise BadInput(f"{what}: token ids are 0 or more, got {least}")
     return tokens
 
