@@ -434,8 +434,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Counts of now, and totals since the start."""
-        manager = self.block_manager
-        blocks = manager.blocks
+        blocks = self.block_manager.blocks
         return SchedulerStats(
             waiting=len(self.waiting),
             running=self.num_running,
@@ -443,7 +442,7 @@ class Scheduler:
             used_blocks=blocks.num_used,
             cached_blocks=blocks.num_cached,
             num_blocks=blocks.num_blocks,
-            checkpoints=manager.checkpoints.num_published,
+            checkpoints=self.block_manager.checkpoints.num_published,
             hit_tokens=self._hit_tokens,
             lookup_tokens=self._lookup_tokens,
             preemptions=self._preemptions,

@@ -541,33 +541,35 @@ def test_a_stale_status_never_leads_out_of_the_block_table(
 
 def test_who_builds_on_withdrawn_work_computes_anew() -> None:
     made = scheduler(checkpoints=8, blocks=100, max_num_batched_tokens=16)
-    early, late = request(0, 9, ignore_eos=True), request(1, 14, ignore_eos=True)
-    for seq in (early, late):
+
+    def run_until(prefilled: Sequence, tokens: int) -> int:
+        step = 0
+        while prefilled.num_computed_tokens < tokens:
+            batch = launch(made)
+            step = batch.step
+            if batch.produces_output:
+                receive(made, batch)
+        return step
+
+    before, source = request(0, 9, ignore_eos=True), request(1, [1] * 14, ignore_eos=True)
+    reader, middle = request(2, [1] * 14 + [2] * 4, ignore_eos=True), request(3, [5] * 60)
+    made.add(before)
+    faulty = run_until(before, 9) + 1
+    for seq in (source, reader, middle):
         made.add(seq)
-    while late.num_computed_tokens < 14 or early.num_computed_tokens < 9:
-        batch = launch(made)
-        if batch.produces_output:
-            receive(made, batch)
-    faulty = batch.step + 1
-    reader, other = request(2, [1] * 14 + [2] * 30), request(3, [5] * 60)
-    for seq in (reader, other):
-        made.add(seq)
-    while not (reader.num_computed_tokens and other.num_computed_tokens):
-        batch = launch(made)
-        if batch.produces_output:
-            receive(made, batch)
-    assert reader.num_cached_tokens == 8
-    decoding = [seq for seq in (reader,) if seq.num_pending_outputs or seq.num_output_tokens]
-    suspects = made.withdraw_since(faulty)
-    assert suspects == decoding
-    assert other in made.waiting, "it was still prefilling"
-    assert early in made.running
-    assert late in made.running
-    assert made.block_manager.find_hit(request(7, [1] * 14 + [2] * 30)).num_tokens == 8
-    assert made.block_manager.find_hit(request(8, [5] * 60)).num_tokens == 0
-    everyone = made.withdraw_since(1)
-    assert {seq.request_id for seq in everyone} >= {0, 1}
-    assert made.block_manager.find_hit(request(9, [1] * 14)).num_tokens == 0
+        run_until(seq, min(seq.num_tokens, 32))
+    assert (reader.num_cached_tokens, middle.num_computed_tokens) == (8, 32)
+    assert made.withdraw_since(faulty) == [source, reader]
+    assert list(made.waiting) == [middle], "it was still prefilling: nothing of it is lost"
+    assert (middle.num_computed_tokens, middle.block_table) == (0, [])
+    assert before in made.running
+    for lost in (source, reader, middle):
+        probe = request(7, lost.prompt_token_ids)
+        assert made.block_manager.find_hit(probe).num_tokens == 0
+    assert made.block_manager.find_hit(request(8, [0] * 9)).num_tokens == 8
+    made.put_back(reader)
+    made.finish(source, FinishReason.ERROR)
+    assert list(made.waiting) == [reader, middle], "in order of arrival"
 
 
 def test_pinned_memory_is_not_given_away() -> None:
