@@ -198,7 +198,8 @@ class ModelConfig:
         _refuse_unsupported(values, where)
         given = values.get("layer_types")
         interval = values.get("full_attention_interval", 4)
-        chosen["layer_types"] = tuple(given) if given else layer_pattern(layers, interval)
+        if given:
+            chosen["layer_types"] = tuple(given)
         rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
         rope_kind = rope.get("rope_type", rope.get("type", "default"))
         if rope_kind != "default":
@@ -216,6 +217,8 @@ class ModelConfig:
                 raise BadInput(f"{where}: dtype is {dtype!r}; known: {', '.join(_DTYPES)}")
             chosen["dtype"] = _DTYPES[dtype]
         try:
+            if not given:
+                chosen["layer_types"] = layer_pattern(layers, interval)
             return cls(**chosen)
         except BadInput as error:
             raise BadInput(f"{where}: {error}") from None

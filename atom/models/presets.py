@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -106,7 +107,7 @@ def random_checkpoint(
         name: random_tensor(name, shape, config, generator, embedding_scale).to(dtype)
         for name, shape in checkpoint_shapes(config, with_mtp=with_mtp).items()
     }
-    write_checkpoint(folder, _with_dtype(config, dtype), tensors)
+    write_checkpoint(folder, replace(config, dtype=dtype), tensors)
 
 
 def random_tensor(
@@ -140,9 +141,3 @@ def random_tensor(
 
 def _size(shape: tuple[int, ...]) -> int:
     return int(torch.Size(shape).numel())
-
-
-def _with_dtype(config: ModelConfig, dtype: torch.dtype) -> ModelConfig:
-    from dataclasses import replace
-
-    return replace(config, dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,15 @@ CONFIGS: dict[str, ModelConfig] = {
 
 Truth = Callable[[Tensor], Tensor]
 Pair = tuple[Qwen3NextForCausalLM, Truth]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Two threads on a busy machine wait for each other at every small operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))

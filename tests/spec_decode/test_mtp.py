@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,6 +120,15 @@ class Plain:
             # the layer's own state stands in for the model's at the position behind
             hidden = torch.cat([hidden, states[-1:]])
         return ids, confidence
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Two threads on a busy machine wait for each other at every small operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
