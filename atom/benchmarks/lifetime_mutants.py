@@ -71,6 +71,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         (*QUEUES, *IDS, *ELL),
     ),
     Mutation(
+        "hold keeps nothing, tags behind the data alone",
+        "c",
+        "the same, and a payload is not opened before its data: tags are written behind it alone",
+        (
+            Change(Hold, "protect", "return payloads", "return None"),
+            Change(CopyStrategy, "new_payload", "if opened:", "if False:"),
+        ),
+        (*QUEUES, *IDS, *ELL),
+    ),
+    Mutation(
         "hold keeps the first payload",
         "c",
         "of ids and logprobs only the ids are held",
@@ -374,9 +384,10 @@ MUTATIONS: tuple[Mutation, ...] = (
             Change(
                 D2HQueue,
                 "receive",
-                "data = target.data(layout).clone()\n    self._release_oldest()",
-                "self._release_oldest()\n    data = target.data(layout).clone()",
+                "data = target.data(layout)",
+                "self._release_oldest()\n    data = target.data(layout)",
             ),
+            Change(D2HQueue, "receive", "self._release_oldest()\n    if fault", "if fault"),
         ),
         QUEUES,
         (Protocol.HOLD, Protocol.ZERO_COPY),

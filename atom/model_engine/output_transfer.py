@@ -133,18 +133,28 @@ class TokenIDProcessor:
 
     # -- sampled ids and logprobs
     def new_token_ids(
-        self, step: int, shape: tuple[int, ...], dtype: torch.dtype = torch.int64
+        self,
+        step: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.int64,
+        *,
+        opened: bool = True,
     ) -> Payload:
         """A fresh payload for sampled ids."""
         layout = payload_layout(PayloadKind.TOKEN_IDS, shape, dtype, None, self.epoch_tag)
-        return self._strategy.allocate(self._lane, layout, step)
+        return self._strategy.new_payload(self._lane, layout, step, opened=opened)
 
     def new_logprobs(
-        self, step: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+        self,
+        step: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        *,
+        opened: bool = True,
     ) -> Payload:
         """A fresh payload for the sampled ids' logprobs."""
         layout = payload_layout(PayloadKind.LOGPROBS, shape, dtype, None, self.epoch_tag)
-        return self._strategy.allocate(self._lane, layout, step)
+        return self._strategy.new_payload(self._lane, layout, step, opened=opened)
 
     def send_to_cpu_async(self, token_ids: Payload, logprobs: Payload | None = None) -> Event:
         """Queue sampled ids, and logprobs if there are any, with one completion event.
@@ -183,6 +193,8 @@ class TokenIDProcessor:
         for slot, (layout, step) in zip(entry.cpu_tensors, entry.expected, strict=True):
             fault = fault or landed_fault(layout, step, slot)
             tensors.append(slot.data(layout).clone())
+            # whoever wrote in between had marked the tags before
+            fault = fault or landed_fault(layout, step, slot)
         self._pop_entry()
         if fault is not None:
             raise stale_payload(fault)

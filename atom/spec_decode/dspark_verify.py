@@ -1,7 +1,8 @@
 """The verifier's per-request lengths, ``ell``, on their way to the host.
 
 ``ell`` is a fresh device tensor every step, copied on the engine's ``async_copy_stream`` into a
-small ring of pinned slots. The host never waits for it: ``ell_by_req`` picks up what has landed.
+small ring of pinned slots. ``ell_by_req`` picks up what has landed and never waits; ``wait_ell``
+waits for one step's.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class EllRing:
         self._ell_oneoff_reserved: list[PinnedSlot] = []
         self._ell_pending: list[_Pending] = []
         self._ell_by_req: dict[int, int] = {}
+        self._ell_by_step: dict[int, dict[int, int]] = {}
         self._ell_fault: str | None = None
 
     @property
@@ -128,9 +130,10 @@ class EllRing:
         pinned = self.device.pinned((nbytes,), torch.uint8)
         return PinnedSlot(pinned, self.device.new_event(), index)
 
-    def new_ell(self, step: int, requests: int) -> Payload:
+    def new_ell(self, step: int, requests: int, *, opened: bool = True) -> Payload:
         """A fresh ``ell`` for the default stream to fill and stamp: ``[requests]``."""
-        return self._strategy.allocate(self._lane, self._layout(requests), step)
+        layout = self._layout(requests)
+        return self._strategy.new_payload(self._lane, layout, step, opened=opened)
 
     def record_ell(self, req_ids: Sequence[int], ell: Payload | None) -> None:
         """Queue the transfer of a step's ``ell``. A step without one (``None``) changes nothing.
@@ -218,8 +221,43 @@ class EllRing:
                     self._ell_fault = self._ell_fault or fault
                     continue
             values = entry.slot.data(entry.layout).tolist()
-            self._ell_by_req.update(zip(entry.req_ids, values, strict=True))
+            landed = dict(zip(entry.req_ids, values, strict=True))
+            self._ell_by_req.update(landed)
+            self._ell_by_step[entry.step] = landed
+        for step in list(self._ell_by_step)[:-MAX_ELL_INFLIGHT]:
+            del self._ell_by_step[step]
         self._ell_pending = waiting
+
+    def wait_ell(self, step: int) -> dict[int, int]:
+        """The ``ell`` that ``step`` recorded, by request; waits for its copy alone.
+
+        It is taken out: neither a second call nor ``ell_by_req`` shows it again. Steps older than
+        the last ``MAX_ELL_INFLIGHT`` are forgotten.
+
+        Raises:
+            EllMismatch: the step recorded none, or it is forgotten or taken already.
+            StalePayload: a landed ``ell`` carries another step's tag; it is left out.
+        """
+        for entry in self._ell_pending:
+            if entry.step == step:
+                entry.copy_done.synchronize()
+        self._harvest()
+        found = self._ell_by_step.pop(step, None)
+        self._raise_fault()
+        if found is None:
+            raise EllMismatch(
+                f"no ell of step {step}: recorded are {sorted(self._ell_by_step)}, on their way "
+                f"{[entry.step for entry in self._ell_pending]}; at most {MAX_ELL_INFLIGHT} steps "
+                "are kept, and each is taken once"
+            )
+        for request in found:
+            self._ell_by_req.pop(request, None)
+        return found
+
+    def _raise_fault(self) -> None:
+        if self._ell_fault is not None:
+            fault, self._ell_fault = self._ell_fault, None
+            raise stale_payload(fault)
 
     @property
     def ell_by_req(self) -> dict[int, int]:
@@ -229,9 +267,7 @@ class EllRing:
             StalePayload: a landed ``ell`` carries another step's tag; it is left out of the map.
         """
         self._harvest()
-        if self._ell_fault is not None:
-            fault, self._ell_fault = self._ell_fault, None
-            raise stale_payload(fault)
+        self._raise_fault()
         return self._ell_by_req
 
     @ell_by_req.setter
@@ -244,6 +280,7 @@ class EllRing:
         _refuse_no_ell_map(values)
         self._ell_by_req = values
         self._ell_pending = []
+        self._ell_by_step = {}
         self._ell_fault = None
 
     def drain(self) -> None:

@@ -109,8 +109,25 @@ class CopyStrategy:
     #: said once when an engine part starts with this protocol
     caution: ClassVar[str | None] = None
 
+    def new_payload(
+        self, lane: Lane, layout: PayloadLayout, step: int, *, opened: bool = True
+    ) -> Payload:
+        """A fresh payload for the producer, with its tags marked as not written yet.
+
+        Args:
+            lane: what it is for.
+            layout: its layout.
+            step: the step that produces it.
+            opened: whether to queue the launch that opens it. A producer that opens its payloads
+                itself, in a kernel that is queued before the one that writes the data, saves it.
+        """
+        payload = self.allocate(lane, layout, step)
+        if opened:
+            payload.open(lane.device, stream=lane.producer_stream)
+        return payload
+
     def allocate(self, lane: Lane, layout: PayloadLayout, step: int) -> Payload:
-        """A fresh payload for the producer: a block of the caching allocator."""
+        """The memory of a payload: a block of the caching allocator."""
         raw = lane.device.empty((layout.total_bytes,), torch.uint8, stream=lane.producer_stream)
         return Payload(layout, step, raw)
 

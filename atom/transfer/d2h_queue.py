@@ -146,6 +146,7 @@ class D2HQueue:
         dtype: torch.dtype,
         *,
         rest_shape: tuple[int, ...] | None = None,
+        opened: bool = True,
     ) -> Payload:
         """A fresh payload for the default stream to fill and stamp, where the protocol wants it.
 
@@ -154,9 +155,10 @@ class D2HQueue:
             shape: shape of the data.
             dtype: its type.
             rest_shape: rows of the same tensor that stay on the device.
+            opened: see :meth:`atom.transfer.copy_protocol.CopyStrategy.new_payload`.
         """
         layout = payload_layout(self.kind, shape, dtype, rest_shape, self.epoch_tag)
-        return self._strategy.allocate(self._lane, layout, step)
+        return self._strategy.new_payload(self._lane, layout, step, opened=opened)
 
     def send(self, payload: Payload, produced: Event | None = None) -> Event:
         """Queue the transfer; the payload's producers have been queued on the default stream.
@@ -193,6 +195,8 @@ class D2HQueue:
         target, layout = slot.target, slot.layout
         fault = landed_fault(layout, slot.step, target)
         data = target.data(layout).clone()
+        # whoever wrote in between had marked the tags before
+        fault = fault or landed_fault(layout, slot.step, target)
         self._release_oldest()
         if fault is not None:
             raise stale_payload(fault)
@@ -280,7 +284,13 @@ class SpecStatusQueue(D2HQueue):
         )
 
     def new_verdict(
-        self, step: int, batch_size: int, *, rows: int = 2, record_words: int = 0
+        self,
+        step: int,
+        batch_size: int,
+        *,
+        rows: int = 2,
+        record_words: int = 0,
+        opened: bool = True,
     ) -> Payload:
         """A fresh int32 verdict of ``rows`` rows.
 
@@ -289,6 +299,7 @@ class SpecStatusQueue(D2HQueue):
             batch_size: requests in the batch.
             rows: rows of the verdict, those that stay on the device included.
             record_words: words of the kernels' guard record that travel behind the status.
+            opened: as of :meth:`D2HQueue.new_payload`.
 
         Returns:
             ``data`` is ``[2, batch_size]`` (num_rejected, num_bonus), or with a record flat,
@@ -308,7 +319,7 @@ class SpecStatusQueue(D2HQueue):
         shape: tuple[int, ...] = (self.STATUS_ROWS, batch_size)
         if record_words:
             shape = (self.STATUS_ROWS * batch_size + record_words,)
-        return self.new_payload(step, shape, torch.int32, rest_shape=rest_shape)
+        return self.new_payload(step, shape, torch.int32, rest_shape=rest_shape, opened=opened)
 
     def receive_status(self) -> tuple[Tensor, Tensor]:
         """The oldest status: ``(num_rejected, num_bonus)``, int32 host ``[batch_size]`` each.

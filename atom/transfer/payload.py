@@ -9,6 +9,17 @@ The tag names the step and the kind of payload. Host code reads both tags after 
 the block was overwritten before the copy ran, at least one of them is not the expected one. This
 finds a stale count that is *in range*, which no bounds check can, and costs no synchronisation.
 
+Both tags are written twice. A payload is *opened* before its data (:meth:`Payload.open`, queued
+where it is made) and *stamped* behind it: tags written behind the data alone leave a window in
+which the next step's data lies between this step's tags. What a copy reads last is then a word that
+the next writer changed first. So a copy that reads at least one tag after all of the data, in
+whatever order it reads the rest, cannot bring foreign data between two right tags.
+
+What remains: a copy that reads both ends before the middle (the threads of a kernel promise no
+order) while the next step goes through its opening and on to its data; a kernel that writes data
+and tags at once, in which nothing orders the two; and a writer that is no payload and writes into
+the middle alone. The tags are a net. What makes a transfer right is the edge (c), not they.
+
 ``rest`` is for a tensor of which only the first rows go to the host: the rejection sampler's
 verdict keeps its status rows as ``data`` and its other rows as ``rest``, in the same block, so the
 copied range is one contiguous slice with a tag at each end.
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
 
 TAG_BYTES = 8
 _MAGIC = 0x4154
+_OPEN_MAGIC = 0x414F
 _STEP_BITS = 40
 
 
@@ -64,9 +76,27 @@ def epoch_tag(step: int, kind: PayloadKind = PayloadKind.OTHER) -> int:
     return (_MAGIC << 48) | (kind << _STEP_BITS) | step
 
 
+def open_tag(step: int, kind: PayloadKind = PayloadKind.OTHER) -> int:
+    """The int64 that stands in both tags while the payload is being written.
+
+    Raises:
+        ValueError: as :func:`epoch_tag`.
+    """
+    return epoch_tag(step, kind) ^ ((_MAGIC ^ _OPEN_MAGIC) << 48)
+
+
 def split_tag(tag: int) -> tuple[int, PayloadKind] | None:
     """Step and kind of a tag, or ``None`` if the eight bytes are not a tag at all."""
-    if tag < 0 or tag >> 48 != _MAGIC:
+    return _split(tag, _MAGIC)
+
+
+def split_open_tag(tag: int) -> tuple[int, PayloadKind] | None:
+    """Step and kind of the tag of an open payload, or ``None`` if it is no such tag."""
+    return _split(tag, _OPEN_MAGIC)
+
+
+def _split(tag: int, magic: int) -> tuple[int, PayloadKind] | None:
+    if tag < 0 or tag >> 48 != magic:
         return None
     kind = (tag >> _STEP_BITS) & 0xFF
     if kind > max(PayloadKind):
@@ -193,15 +223,25 @@ class Payload:
             return self.raw
         return self.raw[: layout.host_bytes]
 
+    def open(self, device: Device, *, stream: Stream | None = None) -> None:
+        """Queue one launch that marks both tags as not written yet, before any data.
+
+        Whoever makes a payload does it, unless its producer does. Without tags it does nothing.
+        """
+        if self.layout.tagged:
+            self._mark(device, open_tag(self.step, self.layout.kind), stream)
+
     def stamp(self, device: Device, *, stream: Stream | None = None) -> None:
         """Queue one launch that writes both tags. Call it on the producer's stream, after the data.
 
         Without tags in the layout it does nothing.
         """
         if self.layout.tagged:
-            tag = epoch_tag(self.step, self.layout.kind)
-            tags = self.layout.tags(self.raw)
-            device.launch(STAMP, (), (tags,), scalars=(tag,), stream=stream)
+            self._mark(device, epoch_tag(self.step, self.layout.kind), stream)
+
+    def _mark(self, device: Device, tag: int, stream: Stream | None) -> None:
+        tags = self.layout.tags(self.raw)
+        device.launch(STAMP, (), (tags,), scalars=(tag,), stream=stream)
 
 
 class WrongPayload(AtomError):
@@ -234,30 +274,33 @@ def tag_fault(layout: PayloadLayout, step: int, first: int, last: int) -> str | 
     if first == expected and last == expected:
         return None
     label = layout.kind.label
-    found_first, found_last = split_tag(first), split_tag(last)
     detail = f"first tag 0x{first & (2**64 - 1):016x}, last 0x{last & (2**64 - 1):016x}"
+    found_first, found_last = _tag_words(first, layout.kind), _tag_words(last, layout.kind)
     if found_first is None and found_last is None:
         return f"{label} carries no step at all where step {step} was expected: {detail}"
-
-    def words(found: tuple[int, PayloadKind] | None) -> str:
-        if found is None:
-            return "no step"
-        return f"step {found[0]}" + (f" of {found[1].label}" if found[1] != layout.kind else "")
-
     if found_first == found_last:
-        return f"{label} carries {words(found_first)} where step {step} was expected ({detail})"
+        return f"{label} carries {found_first} where step {step} was expected ({detail})"
     return (
-        f"{label} carries {words(found_first)} in its first tag and {words(found_last)} in its "
-        f"last where step {step} was expected ({detail})"
+        f"{label} carries {found_first or 'no step'} in its first tag and "
+        f"{found_last or 'no step'} in its last where step {step} was expected ({detail})"
     )
+
+
+def _tag_words(tag: int, kind: PayloadKind) -> str | None:
+    found, unfinished = split_tag(tag), split_open_tag(tag)
+    which = found or unfinished
+    if which is None:
+        return None
+    of_kind = f" of {which[1].label}" if which[1] != kind else ""
+    return f"step {which[0]}{of_kind}" + (", still being written," if unfinished else "")
 
 
 def stale_payload(fault: str) -> StalePayload:
     """The error of a payload whose tags are wrong, with what to do about it."""
     return StalePayload(
         f"{fault}. The source's bytes were written again before its copy ran, or the host read "
-        "before the copy ended, or the payload was never stamped and its tags are what its block "
-        "held before. Check that every payload is stamped behind its data, that the engine runs "
+        "before the copy ended, or the payload was never stamped. "
+        "Check that every payload is stamped behind its data, that the engine runs "
         "the 'hold' protocol and that no static buffer is sent without its next writer waiting on "
         "the copy's event."
     )
