@@ -29,9 +29,9 @@ def split_count(programs: int, max_keys: int, processors: int) -> int:
 
 
 @triton.jit
-def _keys_a_part(end, SPLITS: tl.constexpr, KEYS: tl.constexpr):
+def _keys_a_part(end, splits, KEYS: tl.constexpr):
     """Keys of each part of a row that sees ``end`` keys: whole tiles, and not too few."""
-    return tl.maximum(tl.cdiv(tl.cdiv(end, SPLITS), KEYS) * KEYS, _FEWEST_KEYS)
+    return tl.maximum(tl.cdiv(tl.cdiv(end, splits), KEYS) * KEYS, _FEWEST_KEYS)
 
 
 @triton.jit
@@ -50,6 +50,7 @@ def decode_kernel(
     table_row,
     capacity,
     scale,
+    splits,
     RATIO: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -59,7 +60,7 @@ def decode_kernel(
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     batch_row = tl.program_id(2)
     kv_head = tl.program_id(1) // TILES
@@ -72,7 +73,7 @@ def decode_kernel(
         return
     context = tl.load(context_lens + batch_row)
     end = tl.minimum(context + tl.minimum(first_query + QUERIES, length), capacity)
-    share = _keys_a_part(end, SPLITS, KEYS)
+    share = _keys_a_part(end, splits, KEYS)
     first = split * share
     if first >= end:
         return
@@ -112,13 +113,13 @@ def decode_kernel(
     )
     result = accumulated / total[:, None]
     place = token * (HEADS * RATIO) + head
-    if SPLITS == 1:
-        part = output + place[:, None] * HEAD_SIZE + dims[None, :]
-        tl.store(part, result.to(output.dtype.element_ty), mask=loaded)
-    else:
-        place = place * SPLITS + split
+    if SPLIT:
+        place = place * splits + split
         tl.store(parts + place[:, None] * HEAD_SIZE + dims[None, :], result, mask=loaded)
         tl.store(part_sizes + place, largest + tl.log2(total), mask=live)
+    else:
+        part = output + place[:, None] * HEAD_SIZE + dims[None, :]
+        tl.store(part, result.to(output.dtype.element_ty), mask=loaded)
 
 
 @triton.jit
@@ -146,10 +147,10 @@ def join_parts_kernel(
     context = tl.load(context_lens + batch_row)
     reached = tl.minimum((index // QUERIES + 1) * QUERIES, length)
     end = tl.minimum(context + reached, capacity)
-    splits = tl.arange(0, SPLITS)
-    used = splits * _keys_a_part(end, SPLITS, KEYS) < end
+    part = tl.arange(0, SPLITS)
+    used = part * _keys_a_part(end, SPLITS, KEYS) < end
 
-    place = ((begin + index).to(tl.int64) * HEADS + tl.program_id(1)) * SPLITS + splits
+    place = ((begin + index).to(tl.int64) * HEADS + tl.program_id(1)) * SPLITS + part
     sizes = tl.load(part_sizes + place, mask=used, other=float("-inf"))
     shares = tl.exp2(sizes - tl.max(sizes, 0))
     shares /= tl.sum(shares, 0)

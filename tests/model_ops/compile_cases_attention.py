@@ -12,19 +12,19 @@ _ROOM = "atom.model_ops"
 _BATCH = {"query_start_loc": "*i32", "context_lens": "*i32"}
 
 
-def _attention(
+def attention_case(
     name: str,
     head_size: int,
     heads: tuple[int, int],
     tiling: Tiling,
     dtype: str = "bf16",
     block_size: int = 16,
-    **constexprs: int,
+    **constexprs: int | bool,
 ) -> CompileCase:
     kernel = name.partition(" ")[0]
     signature = {"query": f"*{dtype}", "kv_cache": f"*{dtype}", "output": f"*{dtype}"}
     if kernel == "decode":
-        signature |= {"parts": "*fp32", "part_sizes": "*fp32"}
+        signature |= {"parts": "*fp32", "part_sizes": "*fp32", "splits": "i32"}
     else:
         signature["batch_rows"] = "i32"
     signature |= {**_BATCH, "block_tables": "*i32", "scale": "fp32"}
@@ -57,32 +57,24 @@ def _attention(
 
 def _prefill(head_size: int, heads: tuple[int, int], hip: bool) -> CompileCase:
     tiling = prefill_tiling(heads[0] // heads[1], head_size, 2, hip)
-    return _attention(f"prefill {'hip' if hip else 'cuda'}", head_size, heads, tiling)
+    return attention_case(f"prefill {'hip' if hip else 'cuda'}", head_size, heads, tiling)
 
 
 def _decode(
-    head_size: int, heads: tuple[int, int], hip: bool, queries: int, splits: int
+    head_size: int, heads: tuple[int, int], hip: bool, queries: int, split: bool
 ) -> CompileCase:
     tiling = decode_tiling(queries, heads[0] // heads[1], head_size, 2, hip)
-    name = f"decode {'hip' if hip else 'cuda'} {queries} queries {splits} splits"
-    return _attention(name, head_size, heads, tiling, TILES=1, SPLITS=splits)
+    name = f"decode {'hip' if hip else 'cuda'} {queries} queries {'parts' if split else 'whole'}"
+    return attention_case(name, head_size, heads, tiling, TILES=1, SPLIT=split)
 
 
 CASES = [
-    *(
-        _prefill(head_size, heads, hip)
-        for head_size, heads in ((256, (16, 2)), (128, (16, 2)), (80, (6, 2)))
-        for hip in (False, True)
-    ),
-    *(
-        _decode(head_size, heads, hip, queries, splits)
-        for head_size, heads, queries, splits in (
-            (256, (16, 2), 4, 4),
-            (256, (16, 2), 1, 1),
-            (128, (16, 2), 4, 16),
-        )
-        for hip in (False, True)
-    ),
+    _prefill(256, (16, 2), hip=False),
+    _prefill(256, (16, 2), hip=True),
+    _prefill(80, (6, 2), hip=False),
+    _decode(256, (16, 2), hip=False, queries=4, split=True),
+    _decode(256, (16, 2), hip=True, queries=4, split=True),
+    _decode(128, (16, 2), hip=False, queries=1, split=False),
     CompileCase(
         "join parts",
         f"{_ROOM}.decode_attention_triton",
