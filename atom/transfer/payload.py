@@ -16,9 +16,10 @@ the next writer changed first. So a copy that reads at least one tag after all o
 whatever order it reads the rest, cannot bring foreign data between two right tags.
 
 What remains: a copy that reads both ends before the middle (the threads of a kernel promise no
-order) while the next step goes through its opening and on to its data; a kernel that writes data
-and tags at once, in which nothing orders the two; and a writer that is no payload and writes into
-the middle alone. The tags are a net. What makes a transfer right is the edge (c), not they.
+order) while the next step goes through its opening and on to its data; a writer that is no payload
+and writes into the middle alone; and a producer that is not opened before the kernel that writes
+its data (a kernel that writes data and tags at once is fine, behind an opening of its own: inside
+one kernel nothing orders the two). The tags are a net. What makes a transfer right is the edge (c), not they.
 
 ``rest`` is for a tensor of which only the first rows go to the host: the rejection sampler's
 verdict keeps its status rows as ``data`` and its other rows as ``rest``, in the same block, so the

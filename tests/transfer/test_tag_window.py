@@ -69,6 +69,13 @@ def test_what_remains_a_copy_that_reads_data_after_both_tags(reads: tuple[int, .
     assert any(passes_unseen(w, reads) for w in orders(OPENING, WRITING, CLOSING))
 
 
+@pytest.mark.parametrize("reads", TAG_LAST)
+def test_one_kernel_for_data_and_tags_is_fine_behind_an_opening(reads: tuple[int, ...]) -> None:
+    assert not any(passes_unseen(w, reads) for w in orders(OPENING, [*WRITING, *CLOSING]))
+
+
 @pytest.mark.parametrize("reads", ALL_READS)
-def test_what_remains_one_kernel_for_data_and_tags(reads: tuple[int, ...]) -> None:
+def test_what_remains_one_kernel_for_data_and_tags_without_an_opening(
+    reads: tuple[int, ...],
+) -> None:
     assert any(passes_unseen(w, reads) for w in orders([*WRITING, *CLOSING]))
