@@ -19,7 +19,7 @@ What remains: a copy that reads both ends before the middle (the threads of a ke
 order) while the next step goes through its opening and on to its data; a writer that is no payload
 and writes into the middle alone; and a producer that is not opened before the kernel that writes
 its data (a kernel that writes data and tags at once is fine, behind an opening of its own: inside
-one kernel nothing orders the two). The tags are a net. What makes a transfer right is the edge (c), not they.
+one kernel nothing orders the two). The tags are a net. A transfer is right by edge (c) alone.
 
 ``rest`` is for a tensor of which only the first rows go to the host: the rejection sampler's
 verdict keeps its status rows as ``data`` and its other rows as ``rest``, in the same block, so the
