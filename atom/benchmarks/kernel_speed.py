@@ -129,7 +129,7 @@ def quick(settings: KernelSpeedSettings) -> KernelSpeedSettings:
 
 @dataclass(frozen=True)
 class KernelPoint:
-    """One job and the question that it answers. Fields as in :class:`KernelRow`."""
+    """One job, the question that it answers, and its arms. Fields as in :class:`KernelRow`."""
 
     operator: Operator
     question: Question
@@ -137,6 +137,7 @@ class KernelPoint:
     channels: int
     queries: int
     cache: CacheState
+    arms: tuple[KernelArm, ...]
 
     @property
     def point_id(self) -> str:
@@ -146,29 +147,31 @@ class KernelPoint:
             f"-{self.cache}"
         )
 
-    @property
-    def arms(self) -> tuple[KernelArm, ...]:
-        """Arms of the point."""
-        if self.question is Question.GUARD:
-            return GUARD_ARMS
-        return CONV_SPEED if self.operator is Operator.CONV_UPDATE else RECURRENT_SPEED
-
 
 def build_points(settings: KernelSpeedSettings) -> list[KernelPoint]:
-    """The points of the settings, in the order in which they run."""
+    """The points of the settings, in the order in which they run.
+
+    The warm cache is timed with the first number of queries only. flash-linear-attention tunes its
+    convolution for each number of channels, which takes long: it is timed with the first only.
+    """
     points = []
     heads = settings.value_heads * settings.head_size
     conv, recurrent = Operator.CONV_UPDATE, Operator.RECURRENT_UPDATE
     speed, guard = Question.SPEED, Question.GUARD
+    cold, warm = CacheState.COLD, CacheState.WARM
+    first, main = settings.queries[0], settings.channels[0]
+    untuned = tuple(arm for arm in CONV_SPEED if arm is not KernelArm.FLA)
     for batch in settings.batch_sizes:
         for queries in settings.queries:
             for channels in settings.channels:
-                for cache in CacheState:
-                    points.append(KernelPoint(conv, speed, batch, channels, queries, cache))
-            points.append(KernelPoint(recurrent, speed, batch, heads, queries, CacheState.COLD))
-        first = settings.queries[0]
-        points.append(KernelPoint(conv, guard, batch, settings.channels[0], first, CacheState.COLD))
-        points.append(KernelPoint(recurrent, guard, batch, heads, first, CacheState.COLD))
+                arms = CONV_SPEED if channels == main else untuned
+                for cache in (cold, warm) if queries == first else (cold,):
+                    points.append(KernelPoint(conv, speed, batch, channels, queries, cache, arms))
+            points.append(
+                KernelPoint(recurrent, speed, batch, heads, queries, cold, RECURRENT_SPEED)
+            )
+        points.append(KernelPoint(conv, guard, batch, main, first, cold, GUARD_ARMS))
+        points.append(KernelPoint(recurrent, guard, batch, heads, first, cold, GUARD_ARMS))
     return points
 
 
@@ -269,7 +272,7 @@ def _launches(point: KernelPoint, settings: KernelSpeedSettings, arm: Arm, bench
         if point.operator is Operator.CONV_UPDATE:
             return settings.guard_launches
         # its launches are long: as many rows are moved at each batch size
-        return max(20, settings.guard_launches * min(settings.batch_sizes) // point.batch)
+        return max(1, settings.guard_launches * min(settings.batch_sizes) // point.batch)
     assert arm.launch is not None
     few = min(4, arm.buffers)
     graph = bench.capture(arm.launch, arm.buffers, few)
