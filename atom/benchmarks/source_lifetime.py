@@ -108,7 +108,7 @@ def copied_words(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
     writes[0].copy_(reads[0])
 
 
-_COPY_WORDS = Kernel("step_in_graph", copied_words)
+STEP_IN_GRAPH = Kernel("step_in_graph", copied_words)
 
 
 class _Trials:
@@ -251,7 +251,7 @@ class _GraphTrials(_Trials):
         self.values = device.empty((BATCH,), torch.int64)
         with device.capture() as self.graph:
             self.output = self.queue.new_payload(0, (BATCH,), torch.int64)
-            device.launch(_COPY_WORDS, (self.values,), (self.output.data,))
+            device.launch(STEP_IN_GRAPH, (self.values,), (self.output.data,))
 
     def trial(self, number: int) -> TrialSeen:
         device, step = self.device, 2 * number + 1
