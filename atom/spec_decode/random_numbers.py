@@ -34,7 +34,6 @@ class Purpose(IntEnum):
     ACCEPT = 1  #: whether a draft that was drawn from a distribution is accepted
     RESIDUAL = 2  #: the token in place of a draft that was not
     DRAFT = 3  #: the draft itself, where drafts are drawn and not the likeliest
-    FORCED = 4  #: the phase of a forced acceptance length
 
 
 def _high_product(constant: int, word: Tensor) -> Tensor:

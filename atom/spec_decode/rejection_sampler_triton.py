@@ -32,6 +32,7 @@ def _judge(
     part_highest,
     part_sum,
     stride,
+    draft_stride,
     parts,
     request,
     K: tl.constexpr,
@@ -55,7 +56,7 @@ def _judge(
     best = tl.max(score, axis=1)
     target = tl.min(tl.where(score == best[:, None], entry, NO_ENTRY), axis=1).to(tl.int64)
     verified = column < drafts
-    draft = tl.load(draft_ids + request * K + column, mask=verified, other=-1)
+    draft = tl.load(draft_ids + request * draft_stride + column, mask=verified, other=-1)
     if FORCED:
         bonus = tl.minimum(tl.maximum(tl.load(forced_bonus + request), 0), drafts)
     else:
@@ -78,7 +79,7 @@ def _judge(
     return drafts, bonus, ids, last, logprob
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["draft_stride", "parts"])
 def verdict_kernel(
     logits,
     query_start_loc,
@@ -95,6 +96,7 @@ def verdict_kernel(
     next_token,
     logprobs,
     stride,
+    draft_stride,
     parts,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -115,6 +117,7 @@ def verdict_kernel(
         part_highest,
         part_sum,
         stride,
+        draft_stride,
         parts,
         request,
         K,
@@ -141,7 +144,14 @@ def _write_tags(raw, last_word, tag):
 
 
 @triton.jit(
-    do_not_specialize=["requests", "parts", "status_tag", "ids_tag", "logprobs_tag"],
+    do_not_specialize=[
+        "draft_stride",
+        "requests",
+        "parts",
+        "status_tag",
+        "ids_tag",
+        "logprobs_tag",
+    ],
 )
 def outputs_kernel(
     logits,
@@ -162,6 +172,7 @@ def outputs_kernel(
     num_bonus,
     next_token,
     stride,
+    draft_stride,
     requests,
     parts,
     status_tag,
@@ -188,6 +199,7 @@ def outputs_kernel(
         part_highest,
         part_sum,
         stride,
+        draft_stride,
         parts,
         request,
         K,
@@ -326,6 +338,7 @@ def verify_triton(
         verdict.next_token,
         parts.score if verdict.logprobs is None else verdict.logprobs,
         logits.stride(0),
+        draft_ids.stride(0),
         parts.number,
         K=drafts,
         WIDTH=triton.next_power_of_2(drafts + 1),
@@ -375,6 +388,7 @@ def write_outputs_triton(
         num_bonus,
         next_token,
         logits.stride(0),
+        draft_ids.stride(0),
         requests,
         parts.number,
         outputs.status_tag,

@@ -142,7 +142,7 @@ def probabilities(logits: Tensor, sampling: SamplingTensors) -> Tensor:
 
 
 def draw(
-    weights: Tensor, sampling: SamplingTensors, purpose: Purpose, *, all_greedy: bool = False
+    weights: Tensor, sampling: SamplingTensors, purpose: int, *, all_greedy: bool = False
 ) -> Tensor:
     """One token a row from log weights.
 
@@ -161,19 +161,22 @@ def draw(
     return torch.where(sampling.temperature[:, None] > 0, weights + noise, weights).argmax(1)
 
 
-def draw_drafts(logits: Tensor, sampling: SamplingTensors) -> tuple[Tensor, Tensor]:
+def draw_drafts(logits: Tensor, sampling: SamplingTensors, offset: int) -> tuple[Tensor, Tensor]:
     """Drafts drawn from the drafter's own distribution, for standard speculative sampling.
 
-    Their noise is independent of the verifier's, which exactness needs.
+    Exactness needs noise that is independent of the verifier's, and of earlier drafts of the same
+    position: those decided on lengths, maybe.
 
     Args:
         logits: float32 ``[S, vocabulary]`` of the drafter at one draft position.
         sampling: of the requests, with the positions of the drafts.
+        offset: drafts of this step in front of these.
 
     Returns:
         int64 ``[S]`` drafts and the float32 ``[S, vocabulary]`` they were drawn from.
     """
-    drafts = draw(log_weights(logits, sampling), sampling, Purpose.DRAFT)
+    purpose = Purpose.DRAFT + (offset << 8)
+    drafts = draw(log_weights(logits, sampling), sampling, purpose)
     return drafts, probabilities(logits, sampling)
 
 

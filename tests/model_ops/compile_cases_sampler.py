@@ -19,6 +19,7 @@ _JUDGED = {
     "part_highest": "*fp32",
     "part_sum": "*fp32",
     "stride": "i32",
+    "draft_stride": "i32",
     "parts": "i32",
 }
 _PARTS = {
@@ -122,3 +123,23 @@ CASES += [
         1,
     ),
 ]
+CASES.append(
+    CompileCase(
+        "sampler: ell",
+        "atom.spec_decode.dspark_triton",
+        "ell_kernel",
+        {
+            "confidence": "*fp32",
+            "ell": "*i32",
+            "tags": "*i64",
+            "threshold": "fp32",
+            "tag": "i64",
+            "stride": "i32",
+            "tags_stride": "i32",
+            "requests": "i32",
+        },
+        {"K": 3, "ROWS": 128, "TAGGED": True},
+        ("confidence", "tags"),
+        {"num_warps": 4},
+    )
+)

@@ -219,7 +219,7 @@ def two_tokens(drawn: bool, **how: Any) -> Tensor:
             here = sampling.of_rows(every, done + i)
             logits = drafter_of(before[-1])
             if drawn:
-                draft, q = draw_drafts(logits, here)
+                draft, q = draw_drafts(logits, here, i)
                 given.append(q)
             else:
                 draft = logits.argmax(1)
@@ -293,9 +293,9 @@ def test_a_wrong_remainder_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> 
     real = rejection_sampler.draw
 
     def from_target(
-        weights: Tensor, sampling: SamplingTensors, purpose: Purpose, **named: Any
+        weights: Tensor, sampling: SamplingTensors, purpose: int, **named: Any
     ) -> Tensor:
-        if purpose is Purpose.RESIDUAL:
+        if purpose == Purpose.RESIDUAL:
             rows = torch.arange(TRIALS * 3).view(TRIALS, 3)[:, :2].reshape(-1)
             weights = last[0][rows]
         last[0] = weights
@@ -312,7 +312,7 @@ def test_a_draft_from_the_target_itself_always_stands() -> None:
     sampling = settings(8, temperature=1.0)
     drafts, given = [], []
     for i in range(K):
-        draft, q = draw_drafts(logits[i::4], sampling.of_rows(every, torch.full((8,), i)))
+        draft, q = draw_drafts(logits[i::4], sampling.of_rows(every, torch.full((8,), i)), i)
         drafts.append(draft)
         given.append(q)
     batch = Batch(
@@ -364,8 +364,9 @@ def test_payloads_carry_status_record_ids_and_tags() -> None:
     assert table[:, 0].tolist() == column
     assert bool((table[:, 1:] == 50).all())
     short = outputs._replace(sampled_ids=raws[1][:-8])
+    refused = (*front, short, *behind[1:])
     with pytest.raises(ValueError, match="token ids"):
-        write_outputs(*front, short, *behind[1:])
+        write_outputs(*refused)
 
 
 def test_the_reference_never_waits_for_the_host() -> None:

@@ -69,8 +69,11 @@ def batches() -> dict[str, tuple[Batch, bool]]:
         [1, 1, 2, 2, 1, 1, 1, 2, 0], 400, seed=2, sampling=mixed_settings(9), drafts=1
     )
     wide = make_batch([2, 1], 9 * 1024 + 17, seed=4, drafts=1)
+    # a gathered row of the token table: the drafts are its columns behind the first
+    gathered = torch.cat([small.draft_ids[:, :1] * 0, small.draft_ids], 1)[:, 1:]
     return {
         "greedy": (small, True),
+        "drafts of a table": (small.with_(draft_ids=gathered), True),
         "greedy, unknown to the host": (small, False),
         "warm": (small.with_(sampling=warm), False),
         "mixed": (mixed, False),

@@ -178,7 +178,7 @@ def test_what_is_not_a_number_is_never_drawn() -> None:
 def test_drafts_come_from_their_own_noise() -> None:
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(5)).expand(400, -1)
     one = settings(400, temperature=1.5)
-    drafts, q = draw_drafts(logits, one)
+    drafts, q = draw_drafts(logits, one, 0)
     target = draw(log_weights(logits, one), one, Purpose.TARGET)
     assert torch.allclose(q, probabilities(logits, one))
     # with shared noise all would agree; independent ones agree as often as chance has it
