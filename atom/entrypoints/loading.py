@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from atom.config import DeviceChoice
 from atom.device import open_device
+from atom.device.interface import DeviceKind
 from atom.entrypoints.async_engine import Engine
 from atom.errors import BadInput
 from atom.model_engine.engine_settings import EngineSettings
 from atom.models.model_config import ModelConfig
+
+#: hidden size up to which a second thread costs more than it computes (10 times slower, if the
+#: machine is busy)
+_ONE_THREAD_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class LoadedEngine:
 
 
 def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEngine:
-    """Load a model.
+    """Load a model. A small one on the virtual device sets torch's CPU threads to one.
 
     Args:
         model: a checkpoint folder, or ``preset:NAME``.
@@ -62,6 +69,8 @@ def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEng
             f"{config.max_position_embeddings} positions"
         )
     device = open_device(_choose(device_choice), seed=settings.seed)
+    if device.properties.kind is DeviceKind.VIRTUAL and config.hidden_size <= _ONE_THREAD_SIZE:
+        torch.set_num_threads(1)
     engine = load_engine(model, settings, device)
     return LoadedEngine(engine, settings, config.vocab_size, device.properties.name)
 
