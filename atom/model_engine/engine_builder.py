@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from atom.device.interface import Device, DeviceKind
+from atom.device.interface import Device, DeviceKind, Stream
 from atom.errors import BadInput
 from atom.model_engine.block_manager import BlockManager
 from atom.model_engine.engine_settings import EngineSettings, scheduler_config
@@ -74,8 +75,19 @@ def build_engine(
     mtp: Qwen3NextMTP | None,
     settings: EngineSettings,
     device: Device,
+    *,
+    runner_class: type[ModelRunner] = ModelRunner,
+    copy_stream: Stream | None = None,
 ) -> LLMEngine:
     """An engine over loaded weights.
+
+    Args:
+        target: the language model.
+        mtp: its MTP layer, or ``None``.
+        settings: the engine.
+        device: where it runs.
+        runner_class: a kind of runner, for experiments.
+        copy_stream: stream of all host-bound copies; ``None`` makes one.
 
     Raises:
         BadInput: it does not fit into memory, or drafts are asked of a model without an MTP layer.
@@ -97,7 +109,7 @@ def build_engine(
         checkpoint_spacing=settings.state_checkpoint_tokens if settings.prefix_caching else None,
         prefix_caching=settings.prefix_caching,
     )
-    runner = ModelRunner(device, target, mtp, settings, plan)
+    runner = runner_class(device, target, mtp, settings, plan, copy_stream=copy_stream)
     return LLMEngine(settings, Scheduler(limits, manager), runner, vocab_size=config.vocab_size)
 
 
@@ -112,7 +124,7 @@ def make_plan(
     Raises:
         BadInput: it does not fit.
     """
-    modules = [target] if mtp is None else [target, mtp]
+    modules: list[nn.Module] = [target] if mtp is None else [target, mtp]
     weights = sum(
         tensor.numel() * tensor.element_size()
         for module in modules

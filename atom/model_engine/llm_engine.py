@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from atom.errors import AtomError, StalePayload
+from atom.errors import AtomError, BadInput, StalePayload
 from atom.model_engine.debug_checks import DebugChecks
+from atom.model_engine.engine_counters import EngineCounters
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
 from atom.model_engine.request_output import RequestOutput
 from atom.model_engine.scheduler import (
@@ -38,36 +39,6 @@ _LOGGER = logging.getLogger(__name__)
 
 class EngineDead(AtomError):
     """The device or the model failed; this engine cannot go on."""
-
-
-@dataclass
-class EngineCounters:
-    """What an engine has done so far.
-
-    Attributes:
-        steps, prefill_steps, middle_chunks, decode_steps: steps launched.
-        prompt_tokens, generated_tokens: tokens computed and emitted.
-        drafted_tokens, accepted_tokens: drafts verified, and those that held.
-        stale_payloads: transfers that carried another step's tag.
-        impossible_statuses: rows whose status no step can have.
-        guard_errors: guard records that arrived.
-        finished, failed, aborted: requests by their end.
-    """
-
-    steps: int = 0
-    prefill_steps: int = 0
-    middle_chunks: int = 0
-    decode_steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    stale_payloads: int = 0
-    impossible_statuses: int = 0
-    guard_errors: int = 0
-    finished: int = 0
-    failed: int = 0
-    aborted: int = 0
 
 
 @dataclass
@@ -193,10 +164,7 @@ class LLMEngine:
 
     def _step(self) -> None:
         if self.settings.dspark:
-            for number, drafts in self.runner.resolve_ell().items():
-                request = self.scheduler.get(number)
-                if request is not None:
-                    request.num_drafts = drafts
+            self._adopt_ell()
         batch = self.scheduler.schedule()
         while isinstance(batch, NeedsDrain):
             self._drain()
@@ -214,6 +182,19 @@ class LLMEngine:
         self._launch(batch)
         if deferred:
             self._receive_outputs(1)
+
+    def _adopt_ell(self) -> None:
+        """Size the next verification of each request; one that is lost costs nothing but rows."""
+        try:
+            adopted = self.runner.resolve_ell()
+        except StalePayload as error:
+            self.counters.stale_payloads += 1
+            _LOGGER.error("ell is stale: %s", error)
+            return
+        for number, drafts in adopted.items():
+            request = self.scheduler.get(number)
+            if request is not None:
+                request.num_drafts = min(max(drafts, 0), self.settings.draft_tokens)
 
     def _launch(self, batch: ScheduledBatch) -> None:
         counters = self.counters
@@ -259,11 +240,26 @@ class LLMEngine:
             for row in entry.batch.rows:
                 self._fail(row, f"the status of step {entry.batch.step} was lost: {error}")
             return
-        fault = parse_record(status.record) if status.record else None
-        if fault is not None:
-            self._guard_fault(entry, fault)
+        self._take_record(entry, status.record)
         if entry.batch.kind is BatchKind.DECODE:
             self._take_status(entry, status)
+
+    def _take_record(self, entry: _InFlight, words: Sequence[int]) -> None:
+        """Act on a guard record. It comes with the status, so it can be stale with it."""
+        if not words:
+            return
+        try:
+            fault = parse_record(words)
+        except BadInput as error:
+            self.counters.impossible_statuses += 1
+            _LOGGER.error("step %d: %s", entry.batch.step, error)
+            if self.settings.status_check is StatusCheck.RAISE:
+                for row in entry.batch.rows:
+                    self._fail(row, f"the status of step {entry.batch.step} was lost: {error}")
+            # the kernels' own record is sticky: the next status brings it again
+            return
+        if fault is not None:
+            self._guard_fault(entry, fault)
 
     def _take_status(self, entry: _InFlight, status: StepStatus) -> None:
         rows = entry.batch.rows

@@ -11,12 +11,18 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from atom.device.interface import Device, DeviceKind, Graph
+from atom.device.interface import Device, DeviceKind, Graph, Stream
+from atom.model_engine.batch_arrays import (
+    BlockTables,
+    PrefillArrays,
+    all_greedy,
+    metadata_array,
+    padded_counts,
+    sampling_arrays,
+)
 from atom.model_engine.engine_settings import EngineSettings
 from atom.model_engine.input_staging import InputStaging
 from atom.model_engine.memory_plan import MemoryPlan
@@ -33,12 +39,6 @@ from atom.model_engine.step_kernels import (
     StepModel,
 )
 from atom.model_engine.step_runner import StepOutput, StepStatus
-from atom.model_ops.decode_inputs import (
-    CONTEXT_LENS,
-    NUM_ACCEPTED_TOKENS,
-    QUERY_LENS,
-    STATE_SLOTS,
-)
 from atom.model_ops.guard import CLEAR_RECORD, RECORD_WORDS
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
@@ -47,7 +47,6 @@ from atom.spec_decode.dspark import COMPUTE_ELL, EllResolver
 from atom.spec_decode.dspark_verify import EllRing
 from atom.transfer.payload import Payload, epoch_tag
 
-IntArray = NDArray[np.int32]
 #: place of the packed token ids among the scratch tensors
 _INPUT_IDS = 3
 
@@ -80,6 +79,7 @@ class ModelRunner:
         mtp: its MTP layer; needed for drafts.
         settings: the engine's.
         plan: sizes of the pools.
+        copy_stream: what to use as ``async_copy_stream``; ``None`` makes one.
 
     Attributes:
         processor: transfers of status, ids, logprobs and drafts.
@@ -93,6 +93,8 @@ class ModelRunner:
         mtp: Qwen3NextMTP | None,
         settings: EngineSettings,
         plan: MemoryPlan,
+        *,
+        copy_stream: Stream | None = None,
     ) -> None:
         self.device = device
         self.settings = settings
@@ -104,6 +106,7 @@ class ModelRunner:
         self.processor = TokenIDProcessor(
             device,
             settings.copy_protocol,
+            copy_stream=copy_stream,
             copy_path=settings.copy_path,
             epoch_tag=settings.epoch_tag,
         )
@@ -111,9 +114,7 @@ class ModelRunner:
         self._staging = InputStaging(device)
         self._statuses: deque[_Sent] = deque()
         self._outputs: deque[_Sent] = deque()
-        self._tables = np.full((settings.max_num_seqs, self.buffers.max_blocks), -1, dtype=np.int32)
-        #: request and length of each row of the block tables, as the device has them
-        self._in_tables: list[tuple[int, int, int]] = []
+        self._tables = BlockTables(settings.max_num_seqs, self.buffers.max_blocks)
         self._graphs: dict[int, tuple[Graph, Graph | None]] = {}
         self.ell_ring: EllRing | None = None
         self._ell: EllResolver | None = None
@@ -150,55 +151,42 @@ class ModelRunner:
     def _launch_prefill(self, batch: ScheduledBatch) -> None:
         """A batch of prompt chunks. Its inputs are fresh blocks, as every eager step's are."""
         device, settings = self.device, self.settings
-        rows = batch.rows
-        lengths = [row.query_len for row in rows]
-        contexts = [row.context_len for row in rows]
-        tokens = sum(lengths)
+        prompt = PrefillArrays.make(batch)
         metadata = device.empty((4, settings.max_num_seqs), torch.int32)
-        self._staging.send(metadata, self._metadata(batch, contexts))
-        width = max(len(row.seq.block_table) for row in rows)
-        tables = np.full((len(rows), width), -1, dtype=np.int32)
-        ids = np.empty(tokens, dtype=np.int64)
-        following = np.full(len(rows), -1, dtype=np.int64)
-        place = 0
-        for index, row in enumerate(rows):
-            table = row.seq.block_table
-            tables[index, : len(table)] = table
-            start, count = row.context_len, row.query_len
-            prompt = np.frombuffer(row.seq.token_ids, dtype=np.int64)[start : start + count + 1]
-            ids[place : place + count] = prompt[:count]
-            if len(prompt) > count:
-                following[index] = prompt[count]
-            place += count
-        block_tables = device.empty(tables.shape, torch.int32)
-        self._staging.send(block_tables, tables)
-        input_ids = device.empty((tokens,), torch.int64)
-        self._staging.send(input_ids, ids)
-        shape = _Shape(len(rows), tokens, max(lengths), max(contexts), True)
+        self._staging.send(metadata, metadata_array(batch, settings.max_num_seqs))
+        block_tables = device.empty(prompt.block_tables.shape, torch.int32)
+        self._staging.send(block_tables, prompt.block_tables)
+        input_ids = device.empty(prompt.token_ids.shape, torch.int64)
+        self._staging.send(input_ids, prompt.token_ids)
+        shape = _Shape(
+            len(batch.rows),
+            len(prompt.token_ids),
+            prompt.max_query_len,
+            prompt.max_context_len,
+            True,
+        )
         self._forward(shape, metadata, block_tables, input_ids, batch.produces_output)
         if batch.produces_output:
             self._send_sampling(batch)
             self._sample_and_send(batch, shape, metadata, forced=False)
         if settings.draft_tokens:
-            next_ids = device.empty(following.shape, torch.int64)
-            self._staging.send(next_ids, following)
+            next_ids = device.empty(prompt.next_ids.shape, torch.int64)
+            self._staging.send(next_ids, prompt.next_ids)
             self._draft(shape, metadata, block_tables, input_ids, batch.produces_output, next_ids)
             if batch.produces_output:
-                self._send_drafts(batch, len(rows))
+                self._send_drafts(batch, len(batch.rows))
 
     def _launch_decode(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
         """A batch of decode rows, over inputs that live as long as the runner."""
         buffers, settings = self.buffers, self.settings
         rows = batch.rows
         padded = self._padded(len(rows))
-        self._staging.send(
-            buffers.metadata, self._metadata(batch, [row.context_len for row in rows])
-        )
+        self._staging.send(buffers.metadata, metadata_array(batch, settings.max_num_seqs))
         self._send_block_tables(batch)
         if forced_bonus is not None:
-            values = np.zeros(settings.max_num_seqs, dtype=np.int32)
-            values[: len(forced_bonus)] = forced_bonus
-            self._staging.send(buffers.forced_bonus, values)
+            self._staging.send(
+                buffers.forced_bonus, padded_counts(forced_bonus, settings.max_num_seqs)
+            )
         self._send_sampling(batch)
         shape = self._decode_shape(padded)
         graphs = self._graphs.get(padded)
@@ -221,57 +209,17 @@ class ModelRunner:
     def _padded(self, rows: int) -> int:
         return next(size for size in self.graph_sizes if size >= rows)
 
-    def _metadata(self, batch: ScheduledBatch, contexts: Sequence[int]) -> IntArray:
-        values = np.zeros((4, self.settings.max_num_seqs), dtype=np.int32)
-        values[STATE_SLOTS] = -1
-        count = len(batch.rows)
-        values[CONTEXT_LENS, :count] = contexts
-        values[QUERY_LENS, :count] = [row.query_len for row in batch.rows]
-        values[STATE_SLOTS, :count] = [row.seq.state_group for row in batch.rows]
-        if batch.kind is BatchKind.DECODE:
-            accepted = [row.seq.num_accepted_tokens for row in batch.rows]
-            values[NUM_ACCEPTED_TOKENS, :count] = accepted
-        return values
-
     def _send_block_tables(self, batch: ScheduledBatch) -> None:
-        """Send the tables if a row has another request or more blocks than the device knows."""
-        wanted = [
-            (row.seq.request_id, row.seq.generation, len(row.seq.block_table)) for row in batch.rows
-        ]
-        known = self._in_tables[: len(wanted)]
-        if wanted == known:
-            return
-        for index, row in enumerate(batch.rows):
-            if index < len(known) and wanted[index] == known[index]:
-                continue
-            table = row.seq.block_table
-            first = 0
-            if index < len(known) and known[index][:2] == wanted[index][:2]:
-                first = min(known[index][2], len(table))
-            self._tables[index, first : len(table)] = table[first:]
-            self._tables[index, len(table) :] = -1
-        self._in_tables[: len(wanted)] = wanted
-        count = len(wanted)
-        self._staging.send(self.buffers.block_tables[:count], self._tables[:count])
-
-    def _all_greedy(self, batch: ScheduledBatch) -> bool:
-        return all(row.seq.params.temperature == 0 for row in batch.rows)
+        count = self._tables.update(batch)
+        if count:
+            self._staging.send(self.buffers.block_tables[:count], self._tables.values[:count])
 
     def _send_sampling(self, batch: ScheduledBatch) -> None:
-        if self._all_greedy(batch):
+        if all_greedy(batch):
             return
-        rows, most = batch.rows, self.settings.max_num_seqs
-        numbers = np.zeros((2, most), dtype=np.float32)
-        numbers[0, : len(rows)] = [row.seq.params.temperature for row in rows]
-        numbers[1] = 1
-        numbers[1, : len(rows)] = [row.seq.params.top_p for row in rows]
-        top_k = np.zeros(most, dtype=np.int32)
-        top_k[: len(rows)] = [max(row.seq.params.top_k, 0) for row in rows]
-        seeds = np.zeros(most, dtype=np.int64)
-        for index, row in enumerate(rows):
-            seed = row.seq.params.seed
-            own = self.settings.seed * 2**31 + row.seq.request_id
-            seeds[index] = own if seed is None else seed
+        numbers, top_k, seeds = sampling_arrays(
+            batch, self.settings.max_num_seqs, self.settings.seed
+        )
         buffers = self.buffers
         self._staging.send(buffers.temperature_top_p, numbers)
         self._staging.send(buffers.top_k, top_k)
@@ -347,15 +295,19 @@ class ModelRunner:
     ) -> None:
         """Sample into fresh payloads, then send them: the status first, the host waits on it.
 
+        The sampler writes data and tags in one launch, so nothing opens the payloads before it.
+
         The payloads die with this call. Nothing but the protocol keeps them alive until their
         copies have run.
         """
         processor, buffers, rows = self.processor, self.buffers, shape.rows
         step, query = batch.step, self.settings.query_tokens
-        status = processor.spec_status.new_verdict(step, rows, record_words=RECORD_WORDS)
-        payloads = [status, processor.new_token_ids(step, (rows, query))]
+        status = processor.spec_status.new_verdict(
+            step, rows, record_words=RECORD_WORDS, opened=False
+        )
+        payloads = [status, processor.new_token_ids(step, (rows, query), opened=False)]
         if self.settings.logprobs:
-            payloads.append(processor.new_logprobs(step, (rows, query)))
+            payloads.append(processor.new_logprobs(step, (rows, query), opened=False))
         tags = [_tag(payload) for payload in payloads]
         self.device.launch(
             SAMPLE,
@@ -379,7 +331,7 @@ class ModelRunner:
                 rows,
                 shape.tokens,
                 shape.is_prefill,
-                self._all_greedy(batch),
+                all_greedy(batch),
                 forced,
                 tags[0],
                 tags[1],
@@ -394,7 +346,7 @@ class ModelRunner:
     def _send_drafts(self, batch: ScheduledBatch, rows: int) -> None:
         processor, buffers = self.processor, self.buffers
         drafts = processor.draft_ids.new_payload(
-            batch.step, (rows, self.settings.draft_tokens), torch.int64
+            batch.step, (rows, self.settings.draft_tokens), torch.int64, opened=False
         )
         self.device.launch(
             PUBLISH_DRAFTS, (buffers.draft_ids,), (drafts.raw,), scalars=(rows, _tag(drafts))
@@ -403,14 +355,15 @@ class ModelRunner:
         if self.ell_ring is None or self._ell is None:
             return
         count = len(batch.rows)
-        ell = self.ell_ring.new_ell(batch.step, count)
+        ell = self.ell_ring.new_ell(batch.step, count, opened=False)
+        tag = _tag(ell)
+        marks = (ell.layout.tags(ell.raw),) if tag else ()
         self.device.launch(
             COMPUTE_ELL,
             (buffers.confidence,),
-            (ell.data,),
-            scalars=(self.settings.dspark_threshold,),
+            (ell.data, *marks),
+            scalars=(self.settings.dspark_threshold, tag),
         )
-        ell.stamp(self.device)
         self._ell.record(batch.step, [row.seq.request_id for row in batch.rows], ell)
 
     # -- from the device
@@ -474,8 +427,9 @@ class ModelRunner:
         """Wait for all work, forget queued transfers and let the model go."""
         self.device.synchronize()
         self.processor.clean()
-        if self.ell_ring is not None:
+        if self.ell_ring is not None and self._ell is not None:
             self.ell_ring.drain()
+            self._ell.clear()
         self._graphs.clear()
         self._statuses.clear()
         self._outputs.clear()

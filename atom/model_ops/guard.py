@@ -150,6 +150,11 @@ def parse_record(words: Tensor | Sequence[int]) -> GuardFault | None:
             f"guard record: word 0 is {values[0]}, which no kernel writes; 0 to {max(GuardCode)} "
             f"are possible, so these bytes are not a record"
         ) from None
+    if any(values[5:]) or (code is GuardCode.NONE and any(values)):
+        raise BadInput(
+            f"guard record: {values} is nothing that a kernel writes, so these bytes are not a "
+            f"record"
+        )
     return None if code is GuardCode.NONE else GuardFault(code, *values[1:5])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_engine import EOS, VOCABULARY, FakeEngine, generate
+from checking_device import EOS, VOCABULARY, FakeEngine, generate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,0 +1,399 @@
+"""The fault in a whole engine: a decode step, a prefill chunk, and a store on the copy stream.
+
+Method. An engine decodes a batch of short requests with drafts. A prompt of several token budgets
+arrives. Steps alternate then: decode, middle chunk, decode. Ahead of each decode step's launch a
+bulk store is queued on the copy stream, so the step's status copy waits behind it, while the next
+step (a middle chunk, which drains nothing) allocates its metadata. Arms differ in the copy protocol
+and in the nets below it; each runs the same requests. Output tokens are compared with those of
+``hold`` with all nets on, and a second ``hold`` arm is the null arm of that comparison.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from atom.benchmarks.engine_fault_rows import EngineFaultRow
+from atom.benchmarks.lifetime_paths import own_queue_stream
+from atom.config import CopyProtocol, DeviceChoice, GuardMode, Settings
+from atom.device import Device, open_device
+from atom.device.interface import Stream
+from atom.errors import BadInput, DeviceError
+from atom.model_engine import debug_checks
+from atom.model_engine.engine_builder import build_engine, load_model
+from atom.model_engine.engine_settings import EngineSettings, StatusCheck
+from atom.model_engine.llm_engine import LLMEngine
+from atom.model_engine.model_runner import ModelRunner
+from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch
+from atom.model_engine.sequence import SamplingParams
+from atom.model_engine.step_runner import StepStatus
+from atom.models.weights import LoadedModel
+from atom.transfer.copy_protocol import UnpatchedWarning
+
+EXPERIMENT = "engine_fault"
+REFERENCE = "hold"
+_PARK_SECONDS = 0.01
+_GUARD_VALUE = re.compile(r"num_accepted_tokens (-?\d+)")
+
+
+def _no_budget_twice(values: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(values)) != len(values):
+        raise ValueError("a token budget stands twice")
+    return values
+
+
+class EngineFaultSettings(Settings):
+    """Settings of the engine-fault experiment; see the module's text."""
+
+    device: DeviceChoice = DeviceChoice.VIRTUAL
+    """virtual (no GPU needed) or accelerator (CUDA or HIP)."""
+
+    device_profile: str = Field("MI355X", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Profile of the virtual device; ignored on an accelerator."""
+
+    model: str = Field("preset:tiny", min_length=1)
+    """A checkpoint folder, or preset:NAME for random weights."""
+
+    token_budgets: Annotated[
+        tuple[Annotated[int, Field(ge=64, le=2**20)], ...],
+        Field(min_length=1),
+        AfterValidator(_no_budget_twice),
+    ] = (512, 1024, 2048)
+    """Token budgets of a prefill step; a stale bonus should show the budget."""
+
+    requests: int = Field(31, ge=1, le=511)
+    """Requests that decode; one more brings the long prompt."""
+
+    prompt_tokens: int = Field(12, ge=1, le=4096)
+    """Tokens of their prompts."""
+
+    output_tokens: int = Field(24, ge=4, le=4096)
+    """Tokens that each of them generates."""
+
+    chunks: int = Field(4, ge=2, le=64)
+    """Full chunks of the long prompt."""
+
+    store_bytes: int = Field(256 * 2**20, ge=0, le=2**36)
+    """Bytes of the store ahead of each decode step, on the copy stream."""
+
+    only: tuple[str, ...] = ()
+    """Arms to run, by name; empty runs all. The reference runs in any case."""
+
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    """Seed of weights and prompts."""
+
+
+@dataclass(frozen=True)
+class FaultArm:
+    """A protocol and the nets below it."""
+
+    name: str
+    protocol: CopyProtocol
+    epoch_tag: bool = True
+    status_check: StatusCheck = StatusCheck.RAISE
+    guard: GuardMode = GuardMode.REPORT
+
+
+#: the reference first; the arm that may end the process last
+ARMS = (
+    FaultArm(REFERENCE, CopyProtocol.HOLD),
+    FaultArm("hold, again", CopyProtocol.HOLD),
+    FaultArm("hold, no net", CopyProtocol.HOLD, False, StatusCheck.DEBUG, GuardMode.NONE),
+    FaultArm("record_stream", CopyProtocol.RECORD_STREAM),
+    FaultArm("blocking", CopyProtocol.BLOCKING),
+    FaultArm("zero_copy", CopyProtocol.ZERO_COPY),
+    FaultArm("unpatched, epoch tag", CopyProtocol.UNPATCHED),
+    FaultArm("unpatched, host check", CopyProtocol.UNPATCHED, False, StatusCheck.RAISE),
+    FaultArm("unpatched, guard", CopyProtocol.UNPATCHED, False, StatusCheck.DEBUG),
+    FaultArm("unpatched, no net", CopyProtocol.UNPATCHED, False, StatusCheck.DEBUG, GuardMode.NONE),
+)
+
+
+@dataclass
+class _Seen:
+    """What one arm showed."""
+
+    middle_chunks: int = 0
+    statuses: int = 0
+    impossible: int = 0
+    largest_bonus: int = -1
+    budget_statuses: int = 0
+    status_lines: int = 0
+    out_of_bounds_lines: int = 0
+    first_line: str | None = None
+    guard_value: int | None = None
+    stale_payloads: int = 0
+    guard_errors: int = 0
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    crash: str | None = None
+
+
+class _DebugLines(logging.Handler):
+    """Counts the debug checks' lines."""
+
+    def __init__(self, seen: _Seen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(debug_checks.STATUS_MARK):
+            self._seen.status_lines += 1
+        elif text.startswith(debug_checks.OUT_OF_BOUNDS_MARK):
+            self._seen.out_of_bounds_lines += 1
+            self._seen.first_line = self._seen.first_line or text
+
+
+class LoadedRunner(ModelRunner):
+    """A runner whose decode steps find a bulk store ahead of them on the copy stream."""
+
+    store_bytes = 0
+    seen: _Seen
+    budget = 0
+
+    def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
+        """Queue the store, then the step."""
+        if batch.kind is BatchKind.DECODE and self.store_bytes:
+            self.device.traffic(self.store_bytes, "d2h", stream=self.processor.async_copy_stream)
+        if not batch.produces_output:
+            self.seen.middle_chunks += 1
+        super().launch(batch, forced_bonus)
+
+    def receive_status(self) -> StepStatus:
+        """Look at the status that the engine gets."""
+        self.seen.statuses += 1
+        status = super().receive_status()
+        drafts = self.settings.draft_tokens
+        bonus = list(status.num_bonus)
+        self.seen.largest_bonus = max([self.seen.largest_bonus, *bonus])
+        self.seen.budget_statuses += self.budget in bonus
+        bad = [
+            not 0 <= accepted <= drafts or lost not in (drafts - accepted, 0)
+            for accepted, lost in zip(bonus, status.num_rejected, strict=True)
+        ]
+        self.seen.impossible += any(bad)
+        return status
+
+
+def build_arms(settings: EngineFaultSettings) -> list[FaultArm]:
+    """The arms of the settings, the reference among them, in the order in which they run.
+
+    Raises:
+        BadInput: an unknown arm.
+    """
+    known = [arm.name for arm in ARMS]
+    for name in settings.only:
+        if name not in known:
+            raise BadInput(f"only: no arm {name!r}; known: {', '.join(known)}")
+    wanted = {*(settings.only or known), REFERENCE}
+    return [arm for arm in ARMS if arm.name in wanted]
+
+
+def engine_settings(
+    settings: EngineFaultSettings, arm: FaultArm, token_budget: int
+) -> EngineSettings:
+    """The engine of an arm."""
+    longest = settings.chunks * token_budget + 64
+    return EngineSettings(
+        copy_protocol=arm.protocol,
+        epoch_tag=arm.epoch_tag,
+        status_check=arm.status_check,
+        guard=arm.guard,
+        max_num_seqs=settings.requests + 1,
+        max_num_batched_tokens=token_budget,
+        max_model_len=longest + settings.prompt_tokens + settings.output_tokens,
+        block_size=64 if token_budget >= 4096 else 16,
+        num_kv_blocks=_blocks(settings, token_budget),
+        prefix_caching=False,
+        seed=settings.seed,
+    )
+
+
+def _blocks(settings: EngineFaultSettings, token_budget: int) -> int:
+    size = 64 if token_budget >= 4096 else 16
+    short = -(-(settings.prompt_tokens + settings.output_tokens + 16) // size)
+    long = -(-(settings.chunks * token_budget + 96) // size)
+    return settings.requests * short + long + 8
+
+
+def run_arm(
+    device: Device,
+    loaded: LoadedModel,
+    settings: EngineFaultSettings,
+    arm: FaultArm,
+    token_budget: int,
+    stream: Stream,
+) -> _Seen:
+    """Run one arm to its end, or to the engine's, with ``stream`` as its copy stream."""
+    seen = _Seen()
+    # every arm finds the allocator as the first one did
+    gc.collect()
+    device.synchronize()
+    device.empty_cache()
+    handler = _DebugLines(seen)
+    logger = logging.getLogger(debug_checks.__name__)
+    logger.addHandler(handler)
+    engine = None
+    try:
+        engine = build_engine(
+            loaded.model,
+            loaded.mtp,
+            engine_settings(settings, arm, token_budget),
+            device,
+            runner_class=LoadedRunner,
+            copy_stream=stream,
+        )
+        runner = engine.runner
+        assert isinstance(runner, LoadedRunner)
+        runner.seen, runner.budget = seen, token_budget
+        # a first transfer of that size makes its buffers, which may synchronise
+        if settings.store_bytes:
+            device.traffic(settings.store_bytes, "d2h")
+            device.synchronize()
+        _serve(engine, runner, settings, token_budget, seen)
+    except Exception as error:
+        seen.crash = f"{type(error).__name__}: {error}"
+    finally:
+        logger.removeHandler(handler)
+        if engine is not None:
+            _close(engine)
+    return seen
+
+
+def _close(engine: LLMEngine) -> None:
+    try:
+        engine.close()
+    except Exception:
+        # a dead device fails here again; the arm's row says of what it died
+        logging.getLogger(__name__).debug("an engine did not close", exc_info=True)
+
+
+def _serve(
+    engine: LLMEngine,
+    runner: LoadedRunner,
+    settings: EngineFaultSettings,
+    token_budget: int,
+    seen: _Seen,
+) -> None:
+    generator = random.Random(settings.seed)
+    vocabulary = engine.vocab_size or 2
+
+    def prompt(length: int) -> list[int]:
+        return [generator.randrange(vocabulary) for _ in range(length)]
+
+    params = SamplingParams(max_tokens=settings.output_tokens, temperature=0.0, ignore_eos=True)
+    for number in range(settings.requests):
+        engine.add_request(prompt(settings.prompt_tokens), params, request_id=f"short-{number}")
+    # all of them decode before the long prompt comes
+    while engine.counters.decode_steps < 2:
+        _take(engine, seen)
+    runner.store_bytes = settings.store_bytes
+    engine.add_request(prompt(settings.chunks * token_budget + 1), params, request_id="long")
+    while engine.has_unfinished_requests():
+        _take(engine, seen)
+        if runner.store_bytes and seen.middle_chunks >= settings.chunks:
+            runner.store_bytes = 0
+
+
+def _take(engine: LLMEngine, seen: _Seen) -> None:
+    for output in engine.step():
+        seen.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+        if output.error is not None:
+            seen.failed[output.request_id] = output.error
+            found = _GUARD_VALUE.search(output.error)
+            if found and seen.guard_value is None and engine.counters.guard_errors:
+                seen.guard_value = int(found[1])
+        elif output.finished:
+            seen.done.add(output.request_id)
+    seen.stale_payloads = engine.counters.stale_payloads
+    seen.guard_errors = engine.counters.guard_errors
+
+
+def row_of(
+    settings: EngineFaultSettings, arm: FaultArm, budget: int, seen: _Seen, reference: _Seen
+) -> EngineFaultRow:
+    """What an arm showed, beside the reference."""
+    both = seen.done & reference.done
+    changed = [name for name in both if seen.tokens[name] != reference.tokens[name]]
+    return EngineFaultRow(
+        point_id=f"{arm.name}/{budget}",
+        arm=arm.name,
+        protocol=arm.protocol,
+        guard=arm.guard,
+        status_check=arm.status_check,
+        epoch_tag=arm.epoch_tag,
+        token_budget=budget,
+        requests=settings.requests,
+        store_bytes=settings.store_bytes,
+        middle_chunks=seen.middle_chunks,
+        statuses=seen.statuses,
+        stale_statuses=seen.impossible + seen.stale_payloads,
+        largest_bonus=seen.largest_bonus,
+        budget_statuses=seen.budget_statuses,
+        status_lines=seen.status_lines,
+        out_of_bounds_lines=seen.out_of_bounds_lines,
+        first_out_of_bounds_line=seen.first_line,
+        stale_payloads=seen.stale_payloads,
+        guard_errors=seen.guard_errors,
+        guard_value=seen.guard_value,
+        failed_requests=len(seen.failed),
+        changed_requests=len(changed),
+        compared_requests=len(both),
+        crashed=seen.crash is not None,
+        error=seen.crash or next(iter(seen.failed.values()), None),
+    )
+
+
+def measure_engine_fault(
+    device: Device, loaded: LoadedModel, settings: EngineFaultSettings
+) -> Iterator[EngineFaultRow]:
+    """Run every arm at every token budget and yield its row.
+
+    Raises:
+        BadInput: an unknown arm.
+        DeviceError: the reference itself failed; nothing can be compared.
+    """
+    arms = build_arms(settings)
+    # a stream that shares the default stream's hardware queue would hide the fault
+    stream = own_queue_stream(device, _PARK_SECONDS)
+    for budget in settings.token_budgets:
+        reference: _Seen | None = None
+        for arm in arms:
+            seen = run_arm(device, loaded, settings, arm, budget, stream)
+            reference = reference or seen
+            if reference.crash is not None:
+                raise DeviceError(f"the reference arm failed: {reference.crash}")
+            yield row_of(settings, arm, budget, seen, reference)
+
+
+def load_fault_model(settings: EngineFaultSettings, device: Device) -> LoadedModel:
+    """The model of the settings, with room for the longest prompt."""
+    longest = settings.chunks * max(settings.token_budgets) + 64
+    return load_model(
+        settings.model,
+        device,
+        seed=settings.seed,
+        max_positions=longest + settings.prompt_tokens + settings.output_tokens + 64,
+    )
+
+
+def run_engine_fault(settings: EngineFaultSettings) -> list[EngineFaultRow]:
+    """The whole experiment on the device of the settings.
+
+    Raises:
+        BadInput, DeviceError: see :func:`measure_engine_fault`; no accelerator.
+    """
+    device = open_device(settings.device, profile=settings.device_profile, seed=settings.seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnpatchedWarning)
+        return list(measure_engine_fault(device, load_fault_model(settings, device), settings))
