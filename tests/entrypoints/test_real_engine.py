@@ -27,7 +27,7 @@ _SETTINGS = {
     "max_waiting": 64,
     "logprobs": True,
 }
-_PROMPTS = [f"{number}: " + "tell me more. " * (1 + number % 5) for number in range(6)]
+_PROMPTS = ["tell me more. " * (1 + number % 5) + "abcdef"[number] for number in range(6)]
 
 
 @pytest.fixture(scope="module")
