@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from atom.model_ops.layer_norm import rms_norm_reference
+from atom.model_ops.paged_attention import store_kv_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,7 @@ def qk_norm_rope(
     Raises:
         ValueError: if ``rotary_dim`` is not the table's or exceeds the head size.
     """
-    if rotary_dim != table.rotary_dim or rotary_dim > q.shape[-1]:
-        raise ValueError(
-            f"qk_norm_rope: rotary_dim {rotary_dim} must be the table's {table.rotary_dim} "
-            f"and at most the head size {q.shape[-1]}"
-        )
+    _check(q, table, rotary_dim)
     if q.is_cuda:
         from atom.model_ops import rotary_embedding_triton
 
@@ -130,3 +127,75 @@ def qk_norm_rope_reference(
         return torch.cat([*rotated, normed[..., rotary_dim:]], dim=-1).to(x.dtype)
 
     return one(q, q_weight), one(k, k_weight)
+
+
+def qk_norm_rope_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    positions: Tensor,
+    table: RotaryTable,
+    eps: float,
+    rotary_dim: int,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """:func:`qk_norm_rope`, with keys and values written to their cache slots in the same launch.
+
+    Args:
+        q: ``[T, query heads, head size]``, contiguous last axis.
+        k: ``[T, KV heads, head size]``, likewise.
+        v: as ``k``; stored as it is.
+        q_weight: ``[head size]``, zero-centred.
+        k_weight: ``[head size]``, zero-centred.
+        positions: int64 ``[T]``.
+        table: cosines and sines.
+        eps: added to the mean square.
+        rotary_dim: rotated elements of a head; that of the table.
+        kv_cache: ``[2, blocks, block size, KV heads, head size]``, contiguous; written in place.
+        slot_mapping: int64 ``[T]``; a negative slot is skipped.
+
+    Returns:
+        The queries, contiguous, in their own dtype and shape.
+
+    Raises:
+        ValueError: if ``rotary_dim`` is not the table's or exceeds the head size.
+    """
+    _check(q, table, rotary_dim)
+    arguments = (q_weight, k_weight, positions, table, eps, rotary_dim)
+    if q.is_cuda:
+        from atom.model_ops import rotary_embedding_triton
+
+        return rotary_embedding_triton.qk_norm_rope_store(
+            q, k, v, *arguments, kv_cache, slot_mapping
+        )
+    return qk_norm_rope_store_reference(q, k, v, *arguments, kv_cache, slot_mapping)
+
+
+def qk_norm_rope_store_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    positions: Tensor,
+    table: RotaryTable,
+    eps: float,
+    rotary_dim: int,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """:func:`qk_norm_rope_store` in plain torch."""
+    q, k = qk_norm_rope_reference(q, k, q_weight, k_weight, positions, table, eps, rotary_dim)
+    store_kv_reference(k, v, kv_cache, slot_mapping)
+    return q
+
+
+def _check(q: Tensor, table: RotaryTable, rotary_dim: int) -> None:
+    if rotary_dim != table.rotary_dim or rotary_dim > q.shape[-1]:
+        raise ValueError(
+            f"head norm and rotary embedding: rotary_dim {rotary_dim} must be the table's "
+            f"{table.rotary_dim} and at most the head size {q.shape[-1]}"
+        )

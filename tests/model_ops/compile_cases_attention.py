@@ -103,15 +103,19 @@ CASES = [
         )
         for add in (False, True)
     ),
-    CompileCase(
-        "head norm and rotary embedding",
-        f"{_ROOM}.rotary_embedding_triton",
-        "qk_norm_rope_kernel",
-        dict.fromkeys(("q", "k", "q_out", "k_out", "q_weight", "k_weight"), "*bf16")
-        | {"positions": "*i64", "cos_sin": "*fp32", "max_positions": "i32", "eps": "fp32"}
-        | dict.fromkeys(("q_token", "q_head", "k_token", "k_head"), "i32"),
-        {"Q_HEADS": 16, "K_HEADS": 2, "HEAD_SIZE": 256, "WIDE": 256}
-        | {"ROTARY": 64, "BLOCK_HEADS": 8},
+    *(
+        CompileCase(
+            f"head norm and rotary embedding {'with' if store else 'without'} store",
+            f"{_ROOM}.rotary_embedding_triton",
+            "qk_norm_rope_kernel",
+            dict.fromkeys(("q", "k", "v", "q_out", "k_out", "q_weight", "k_weight"), "*bf16")
+            | {"positions": "*i64", "cos_sin": "*fp32", "slot_mapping": "*i64"}
+            | {"max_positions": "i32", "eps": "fp32", "cache_half": "i64"}
+            | dict.fromkeys(("q_token", "q_head", "k_token", "k_head", "v_token", "v_head"), "i32"),
+            {"Q_HEADS": 16, "K_HEADS": 2, "HEAD_SIZE": 256, "WIDE": 256}
+            | {"ROTARY": 64, "BLOCK_HEADS": 8, "STORE": store},
+        )
+        for store in (False, True)
     ),
     CompileCase(
         "silu and mul",

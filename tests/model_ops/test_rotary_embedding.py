@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atom.model_ops.rotary_embedding import RotaryTable, qk_norm_rope, qk_norm_rope_reference
+from atom.model_ops.paged_attention import store_kv
+from atom.model_ops.rotary_embedding import (
+    RotaryTable,
+    qk_norm_rope,
+    qk_norm_rope_reference,
+    qk_norm_rope_store,
+    qk_norm_rope_store_reference,
+)
 
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -99,6 +106,21 @@ def test_a_table_of_another_size_is_refused() -> None:
         qk_norm_rope(query, key, query_weight, key_weight, torch.zeros(1).long(), table, 1e-6, 16)
 
 
+def test_stored_keys_are_those_that_were_returned() -> None:
+    table = RotaryTable.build(rotary_dim=8, max_positions=9, theta=1e4)
+    query, key, query_weight, key_weight = heads(4, 16)
+    value, positions = torch.randn_like(key), torch.tensor([3, 4, 8, 0])
+    slots = torch.tensor([6, 2, -1, 0])
+    cache = torch.zeros(2, 2, 4, 2, 16)
+    expected_cache = cache.clone()
+    arguments = (query_weight, key_weight, positions, table, 1e-6, 8)
+    found = qk_norm_rope_store(query, key, value, *arguments, cache, slots)
+    expected, expected_key = qk_norm_rope(query, key, *arguments)
+    store_kv(expected_key, value, expected_cache, slots)
+    assert torch.equal(found, expected)
+    assert torch.equal(cache, expected_cache)
+
+
 @pytest.mark.gpu
 class TestOnHardware:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -109,18 +131,25 @@ class TestOnHardware:
         table = RotaryTable.build(
             rotary_dim=rotary_dim, max_positions=4096, theta=1e7, device="cuda"
         )
-        query, key, *weights = heads(33, head_size, "cuda")
+        query, key, query_weight, key_weight = (x.to(dtype) for x in heads(33, head_size, "cuda"))
         positions = torch.randint(-2, 5000, (33,), device="cuda")
-        arguments = (
-            query.to(dtype),
-            key.to(dtype),
-            *(weight.to(dtype) for weight in weights),
-            positions,
-            table,
-            1e-6,
-            rotary_dim,
-        )
+        arguments = (query_weight, key_weight, positions, table, 1e-6, rotary_dim)
         for found, expected in zip(
-            qk_norm_rope(*arguments), qk_norm_rope_reference(*arguments), strict=True
+            qk_norm_rope(query, key, *arguments),
+            qk_norm_rope_reference(query, key, *arguments),
+            strict=True,
         ):
             torch.testing.assert_close(found, expected)
+
+        value = torch.randn(33, 4, head_size, device="cuda").to(dtype)[:, 1:3]
+        caches = [torch.zeros(2, 4, 16, 2, head_size, device="cuda", dtype=dtype) for _ in "ab"]
+        slots = torch.randperm(64, device="cuda")[:33]
+        slots[5::7] = -1
+        found, expected = (
+            store(query, key, value, *arguments, cache, slots)
+            for store, cache in zip(
+                (qk_norm_rope_store, qk_norm_rope_store_reference), caches, strict=True
+            )
+        )
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*caches)

@@ -128,11 +128,25 @@ def check_head_norm_and_rotary_embedding() -> None:
             rotary_dim=rotary_dim, max_positions=99, theta=1e4
         )
         positions = torch.tensor([0, 1, 98, 99, -3, 50, 16384])
-        weights = torch.randn(2, head_size)
-        arguments = (query, key, *weights, positions, table, 1e-6, rotary_dim)
-        found = rotary_embedding_triton.qk_norm_rope(*arguments)
-        expected = rotary_embedding.qk_norm_rope_reference(*arguments)
+        query_weight, key_weight = torch.randn(2, head_size)
+        arguments = (query_weight, key_weight, positions, table, 1e-6, rotary_dim)
+        found = rotary_embedding_triton.qk_norm_rope(query, key, *arguments)
+        expected = rotary_embedding.qk_norm_rope_reference(query, key, *arguments)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+        value = torch.randn(7, kv_heads, 2 * head_size)[..., head_size:]
+        cache = torch.randn(2, 3, 4, kv_heads, head_size)
+        other = cache.clone()
+        slots = torch.tensor([5, 0, -1, 11, 7, -1, 8])
+        found_query, expected_query = (
+            store(query, key, value, *arguments, kept, slots)
+            for store, kept in (
+                (rotary_embedding_triton.qk_norm_rope_store, cache),
+                (rotary_embedding.qk_norm_rope_store_reference, other),
+            )
+        )
+        torch.testing.assert_close(found_query, expected_query, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(cache, other, rtol=1e-5, atol=1e-5)
 
 
 def check_gates() -> None:
