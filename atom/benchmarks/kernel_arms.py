@@ -347,13 +347,12 @@ def recurrent_job(
     def batched(tensor: Tensor) -> Tensor:
         return tensor.view(batch, queries, *tensor.shape[1:])
 
-    def peer(function: Any) -> Callable[[int], Any]:
-        # older versions of transformers want as many key heads as value heads: not timed
-        wide_q, wide_k = (
-            batched(tensor).repeat_interleave(value_heads // key_heads, 2) for tensor in (q, k)
-        )
-        keys = (batched(q), batched(k)) if function.__name__.startswith("fused") else None
-        first, second = keys or (wide_q, wide_k)
+    def peer(function: Any, name: KernelArm) -> Callable[[int], Any]:
+        first, second = batched(q), batched(k)
+        if name is KernelArm.TRANSFORMERS:
+            # its older versions want as many key heads as value heads: not timed
+            group = value_heads // key_heads
+            first, second = (tensor.repeat_interleave(group, 2) for tensor in (first, second))
 
         def launch(_: int) -> Any:
             return function(
@@ -386,7 +385,7 @@ def recurrent_job(
         elif name in functions:
             function, package = functions[name]
             why = _peer(name, function, package, device)
-            arms.append(Arm(name, None if why else peer(function), 1, why))
+            arms.append(Arm(name, None if why else peer(function, name), 1, why))
     arms += [arm for arm in _copies(nbytes, 1, device) if arm.name in names]
     some = sorted({0, batch - 1})
     expected, checked = [], []

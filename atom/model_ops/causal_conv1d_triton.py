@@ -28,7 +28,8 @@ PREFILL_TOKENS, PREFILL_BLOCK, PREFILL_WARPS = 16, 256, 4
 _PREFILL_PROGRAMS = 4096
 
 
-@triton.jit
+# one binary for all layers and pool sizes
+@triton.jit(do_not_specialize=["slots", "layer"])
 def causal_conv1d_update_kernel(
     x,
     weight,

@@ -25,6 +25,7 @@ from atom.config import DeviceChoice
 from atom.device import DeviceKind, open_device
 from atom.errors import BadInput
 from atom.workbook.kernel_analysis import ArmSummary, summarise
+from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.parameters import read_given
 from atom.workbook.provenance import collect_provenance
 from atom.workbook.records import Run, load_run
@@ -127,6 +128,7 @@ def sweep(arguments: argparse.Namespace) -> int:
             f"{len(points) * _POINT_SECONDS:.0f} s"
         )
         return 0
+    refuse_unwritable(Path(arguments.out), "folder of runs")
     run = record_kernels(settings, arguments.out, TerminalProgress())
     summaries = summarise(run.tables["samples"])
     shown = shown_path(run.path)
