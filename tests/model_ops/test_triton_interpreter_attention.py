@@ -175,8 +175,10 @@ def check_step_inputs() -> None:
         lengths = [draw.randint(-1, 6 if trial % 2 else 80) for _ in range(rows)]
         groups = [draw.randint(-1, rows + 3) for _ in range(rows)]
         contexts = [draw.randint(0, size * width + 3) for _ in range(rows)]
-        metadata = torch.tensor([contexts, lengths, groups, [1] * rows], dtype=torch.int32)
-        tables = torch.randint(-1, 50, (rows, width), dtype=torch.int32)
+        # the first rows and blocks of tensors made for more
+        metadata = torch.full((4, rows + 3), 99, dtype=torch.int32)[:, :rows]
+        metadata.copy_(torch.tensor([contexts, lengths, groups, [1] * rows]))
+        tables = torch.randint(-1, 50, (rows, width + 2), dtype=torch.int32)[:, :width]
         tokens = max(1, sum(lengths) + draw.randint(-5, 40))
         both = []
         for derive in (decode_inputs_triton.step_inputs, step_inputs_reference):
