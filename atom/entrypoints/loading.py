@@ -69,10 +69,13 @@ def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEng
             f"{config.max_position_embeddings} positions"
         )
     device = open_device(_choose(device_choice), seed=settings.seed)
-    if device.properties.kind is DeviceKind.VIRTUAL and config.hidden_size <= _ONE_THREAD_SIZE:
-        torch.set_num_threads(1)
+    name = device.properties.name
+    if device.properties.kind is DeviceKind.VIRTUAL:
+        name = f"the virtual device ({name})"
+        if config.hidden_size <= _ONE_THREAD_SIZE:
+            torch.set_num_threads(1)
     engine = load_engine(model, settings, device)
-    return LoadedEngine(engine, settings, config.vocab_size, device.properties.name)
+    return LoadedEngine(engine, settings, config.vocab_size, name)
 
 
 def _choose(choice: str) -> DeviceChoice:

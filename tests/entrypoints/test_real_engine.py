@@ -143,7 +143,9 @@ def test_the_command_serves_without_any_files() -> None:
         try:
             assert process.stdout is not None
             ready = process.stdout.readline()
-            found = re.match(r"ready: (http://127\.0\.0\.1:\d+/v1) serves tiny on ", ready)
+            found = re.match(
+                r"ready: (http://127\.0\.0\.1:\d+/v1) serves tiny on the virtual device ", ready
+            )
             assert found, ready
             http = openai.DefaultHttpxClient(trust_env=False)
             client = openai.OpenAI(base_url=found[1], api_key="any", http_client=http)
