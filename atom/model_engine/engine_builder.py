@@ -17,7 +17,7 @@ from atom.model_engine.llm_engine import LLMEngine
 from atom.model_engine.memory_plan import MemoryPlan, plan_memory
 from atom.model_engine.model_runner import ModelRunner
 from atom.model_engine.scheduler import Scheduler
-from atom.models.presets import preset, random_checkpoint
+from atom.models.presets import EMBEDDING_SCALES, preset, random_checkpoint
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
 from atom.models.weights import LoadedModel
@@ -25,8 +25,6 @@ from atom.models.weights import load_model as load_checkpoint
 
 _LOGGER = logging.getLogger(__name__)
 PRESET = "preset:"
-#: a preset's embedding beside its layers: drafts are then sometimes right and sometimes not
-_EMBEDDING_SCALE = 20.0
 
 
 def load_model(
@@ -60,11 +58,12 @@ def load_model(
         return load_checkpoint(
             name, dtype=dtype, device=place, with_mtp=with_mtp, max_positions=max_positions
         )
-    config = preset(name.removeprefix(PRESET))
+    size = name.removeprefix(PRESET)
+    config = preset(size)
+    # drafts of random weights are then sometimes right and sometimes not
+    scale = EMBEDDING_SCALES[size]
     with tempfile.TemporaryDirectory() as folder:
-        random_checkpoint(
-            folder, config, seed, dtype, with_mtp=with_mtp, embedding_scale=_EMBEDDING_SCALE
-        )
+        random_checkpoint(folder, config, seed, dtype, with_mtp=with_mtp, embedding_scale=scale)
         return load_checkpoint(
             folder, dtype=dtype, device=place, with_mtp=with_mtp, max_positions=max_positions
         )

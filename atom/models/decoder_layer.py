@@ -20,8 +20,8 @@ from atom.model_ops.gated_delta_rule import (
     rms_norm_gated,
 )
 from atom.model_ops.layer_norm import add_rms_norm, rms_norm
-from atom.model_ops.paged_attention import paged_attention, store_kv
-from atom.model_ops.rotary_embedding import RotaryTable, qk_norm_rope
+from atom.model_ops.paged_attention import paged_attention
+from atom.model_ops.rotary_embedding import RotaryTable, qk_norm_rope_store
 from atom.models.model_config import ModelConfig
 from atom.models.weight_part import (
     WeightPart,
@@ -58,9 +58,9 @@ class GatedDeltaNet(nn.Module):
         heads, hidden = config.linear_num_value_heads, config.hidden_size
         rows = config.conv_dim + config.value_dim + 2 * heads
         self.in_proj = parameter(rows, hidden, dtype=dtype, device=device)
-        self.conv_weight = parameter(
-            config.conv_dim, config.linear_conv_kernel_dim, dtype=dtype, device=device
-        )
+        taps = parameter(config.linear_conv_kernel_dim, config.conv_dim, dtype=dtype, device=device)
+        # [D, W] with the channels one behind the other in memory, as the kernels read them
+        self.conv_weight = nn.Parameter(taps.data.t(), requires_grad=False)
         # the gates are computed in float32, so their few weights are kept in it
         self.A_log = parameter(heads, dtype=torch.float32, device=device)
         self.dt_bias = parameter(heads, dtype=torch.float32, device=device)
@@ -163,17 +163,19 @@ class Attention(nn.Module):
         projected = functional.linear(hidden, self.qkv_gate_proj, self.qkv_gate_bias)
         sizes = [self.query_dim, self.key_dim, self.key_dim, self.query_dim]
         query, key, value, gate = projected.split(sizes, dim=-1)
-        query, key = qk_norm_rope(
+        query = qk_norm_rope_store(
             query.unflatten(-1, (-1, size)),
             key.unflatten(-1, (-1, size)),
+            value.unflatten(-1, (-1, size)),
             self.q_norm,
             self.k_norm,
             meta.positions,
             table,
             config.rms_norm_eps,
             config.rotary_dim,
+            kv_cache,
+            meta.slot_mapping,
         )
-        store_kv(key, value.unflatten(-1, (-1, size)), kv_cache, meta.slot_mapping)
         output = paged_attention(query, kv_cache, meta, scale=size**-0.5)
         output = sigmoid_gate(output.flatten(1), gate)
         return functional.linear(output, self.o_proj, self.o_bias)
