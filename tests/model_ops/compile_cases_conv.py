@@ -23,7 +23,13 @@ def _pointers(*names: str, dtype: str) -> dict[str, str]:
 
 
 def _update(
-    name: str, dtype: str, guard: int, debug: bool = False, packed: bool = False
+    name: str,
+    dtype: str,
+    guard: int,
+    debug: bool = False,
+    packed: bool = False,
+    width: int = 4,
+    most_tokens: int = 4,
 ) -> CompileCase:
     signature = _pointers(
         "x",
@@ -39,8 +45,8 @@ def _update(
     )
     signature |= {"slots": "i32", "dim": "i32", "layer": "i32", **_STRIDES}
     constexprs: dict[str, Any] = {
-        "WIDTH": 4,
-        "MOST_TOKENS": 4,
+        "WIDTH": width,
+        "MOST_TOKENS": most_tokens,
         "HAS_BIAS": not packed,
         "SILU": True,
         "GUARD": guard,
@@ -94,6 +100,8 @@ CASES = [
     _update("bf16-report-packed", "bf16", 2, packed=True),
     _update("bf16-none-packed", "bf16", 0, packed=True),
     _update("fp32-report", "fp32", 2),
+    _update("fp32-narrow", "fp32", 2, width=2, most_tokens=1),
+    _update("bf16-wide", "bf16", 0, width=5, most_tokens=5),
     _update("bf16-trap", "bf16", 1),
     _update("bf16-trap-debug", "bf16", 1, debug=True),
     _prefill("bf16", "bf16", bias=False),
