@@ -1,0 +1,289 @@
+"""The engine on the virtual device: the same tokens whatever it does; no request left behind."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from engines import GREEDY, make_engine, random_prompts, run_to_end, tiny_model
+
+from atom.config import CopyProtocol, GuardMode
+from atom.device.virtual import VirtualDevice
+from atom.errors import BadInput
+from atom.model_engine.engine_builder import build_engine
+from atom.model_engine.engine_settings import EngineSettings, StatusCheck
+from atom.model_engine.llm_engine import EngineDead
+from atom.model_engine.scheduler import QueueFull, RequestRefused
+from atom.model_engine.sequence import SamplingParams
+from atom.model_ops.guard import GuardCode, report
+from atom.transfer.copy_protocol import UnpatchedWarning
+
+PROMPTS = random_prompts(7, (5, 17, 33, 70, 100))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """Greedy tokens without drafts, prefix cache or chunks."""
+    engine = make_engine(draft_tokens=0, max_num_batched_tokens=512, prefix_caching=False)
+    tokens = engine.generate(PROMPTS, GREEDY)
+    assert engine.counters.middle_chunks == 0
+    engine.close()
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"draft_tokens": 3, "max_num_batched_tokens": 512, "prefix_caching": False},
+        {"draft_tokens": 3},
+        {"draft_tokens": 1, "max_num_batched_tokens": 40},
+        {"draft_tokens": 3, "dspark": True, "dspark_threshold": 0.002},
+        {"draft_tokens": 3, "copy_protocol": CopyProtocol.RECORD_STREAM},
+        {"draft_tokens": 3, "copy_protocol": CopyProtocol.BLOCKING},
+        {"draft_tokens": 3, "copy_protocol": CopyProtocol.ZERO_COPY},
+        {"draft_tokens": 3, "epoch_tag": False, "guard": GuardMode.NONE},
+        {"draft_tokens": 3, "logprobs": True},
+        # the pool holds two or three of the requests: the others are put back and computed again
+        {"draft_tokens": 3, "num_kv_blocks": 13},
+        {"draft_tokens": 0, "max_num_batched_tokens": 48, "block_size": 8},
+    ],
+    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
+)
+def test_the_tokens_are_the_same_however_they_are_made(
+    settings: dict[str, Any], expected: list[list[int]]
+) -> None:
+    engine = make_engine(**settings)
+    assert engine.generate(PROMPTS, GREEDY) == expected
+    stats = engine.stats()
+    if settings.get("draft_tokens"):
+        # without any accepted draft the comparison would show little
+        assert stats["accepted_tokens"] > 0
+    if "num_kv_blocks" in settings:
+        assert stats["preemptions"] > 0
+    assert stats["used_blocks"] == stats["running"] == stats["waiting"] == 0
+    assert engine.runner.processor.live_sources() == 0  # type: ignore[attr-defined]
+    engine.close()
+
+
+def test_a_second_turn_resumes_from_a_checkpoint(expected: list[list[int]]) -> None:
+    engine = make_engine()
+    fresh = make_engine(prefix_caching=False)
+    first = engine.generate(PROMPTS, GREEDY)
+    assert first == expected
+    turns = [prompt + tokens + [7] for prompt, tokens in zip(PROMPTS, first, strict=True)]
+    assert engine.generate(turns, GREEDY) == fresh.generate(turns, GREEDY)
+    assert engine.stats()["hit_tokens"] > 0
+    assert fresh.stats()["hit_tokens"] == 0
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest", "copies last"])
+def test_no_schedule_changes_the_tokens_of_a_held_engine(
+    order: str, expected: list[list[int]]
+) -> None:
+    def choose(ready: list[Any]) -> Any:
+        if order == "newest":
+            return ready[-1]
+        if order == "oldest":
+            return ready[0]
+        kernels = [part for part in ready if " to " not in part.name and part.parts == 1]
+        return (kernels or ready)[0]
+
+    device = VirtualDevice("MI355X", mode="schedule", chooser=choose)
+    engine = make_engine(device)
+    assert engine.generate(PROMPTS[:4], GREEDY) == expected[:4]
+    engine.close()
+
+
+def test_sampled_tokens_depend_on_seed_and_position_alone() -> None:
+    params = SamplingParams(max_tokens=10, temperature=0.9, top_p=0.9, seed=11, ignore_eos=True)
+    plain = make_engine(draft_tokens=0)
+    drafted = make_engine(draft_tokens=3)
+    alone = [make_engine(draft_tokens=3).generate([prompt], params)[0] for prompt in PROMPTS[:3]]
+    assert plain.generate(PROMPTS[:3], params) == drafted.generate(PROMPTS[:3], params) == alone
+    other = SamplingParams(max_tokens=10, temperature=0.9, top_p=0.9, seed=12, ignore_eos=True)
+    assert drafted.generate(PROMPTS[:3], other) != alone
+
+
+def test_logprobs_are_those_of_the_model(expected: list[list[int]]) -> None:
+    engine = make_engine(logprobs=True)
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=True)
+    engine.add_request(PROMPTS[0], params, request_id="a")
+    outputs = run_to_end(engine)
+    tokens = [token for output in outputs for token in output.new_token_ids]
+    values = [value for output in outputs for value in output.logprobs or ()]
+    assert tokens == expected[0]
+    assert len(values) == len(tokens)
+    assert all(-20 < value < 0 for value in values)
+    again = make_engine(logprobs=True, draft_tokens=0)
+    again.add_request(PROMPTS[0], params)
+    plain = [value for output in run_to_end(again) for value in output.logprobs or ()]
+    torch.testing.assert_close(torch.tensor(values), torch.tensor(plain), rtol=1e-4, atol=1e-4)
+
+
+def test_a_status_is_not_drained_in_a_middle_chunk() -> None:
+    engine = make_engine(prefix_caching=False)
+    engine.add_request(PROMPTS[0][:5], GREEDY)
+    while engine.counters.decode_steps < 1:
+        engine.step()
+    engine.add_request([1] * 150, GREEDY)
+    before = engine.counters.middle_chunks
+    engine.step()
+    assert engine.counters.middle_chunks == before + 1
+    # the decode step's status still waits: that is the window of the fault
+    assert len(engine.runner.processor.spec_status) == 1  # type: ignore[attr-defined]
+    engine.step()
+    assert engine.counters.decode_steps == 2
+    run_to_end(engine)
+
+
+def test_requests_end_when_they_should() -> None:
+    engine = make_engine()
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    tokens = engine.generate(PROMPTS[:2], params)
+    assert [len(row) for row in tokens] == [5, 5]
+    stop = SamplingParams(
+        max_tokens=5, temperature=0.0, ignore_eos=True, stop_token_ids=(tokens[0][2],)
+    )
+    engine.add_request(PROMPTS[0], stop, request_id="stopped")
+    outputs = run_to_end(engine)
+    place = tokens[0].index(tokens[0][2])
+    assert [t for o in outputs for t in o.new_token_ids] == tokens[0][: place + 1]
+    assert outputs[-1].finished
+    assert outputs[-1].finish_reason == "stop"
+    engine.close()
+
+
+def test_an_abort_ends_one_request_and_frees_it(expected: list[list[int]]) -> None:
+    engine = make_engine()
+    names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    outputs = engine.step() + engine.step() + engine.step()
+    assert engine.abort_request(names[1])
+    assert not engine.abort_request(names[1])
+    outputs += run_to_end(engine)
+    ends = {output.request_id: output for output in outputs if output.finished}
+    assert ends[names[1]].finish_reason == "abort"
+    for index, name in enumerate(names):
+        if index != 1:
+            got = [t for o in outputs if o.request_id == name for t in o.new_token_ids]
+            assert got == expected[index]
+    assert engine.stats()["used_blocks"] == 0
+    engine.close()
+
+
+def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(expected: list[list[int]]) -> None:
+    engine = make_engine(max_waiting=2)
+    with pytest.raises(RequestRefused, match="max_model_len 160"):
+        engine.add_request([1] * 200, GREEDY)
+    with pytest.raises(RequestRefused, match="vocabulary of 512"):
+        engine.add_request([1, 512], GREEDY)
+    with pytest.raises(BadInput, match="at least one token"):
+        engine.add_request([], GREEDY)
+    engine.add_request(PROMPTS[0], GREEDY, request_id="a")
+    with pytest.raises(RequestRefused, match="'a' is in use"):
+        engine.add_request(PROMPTS[1], GREEDY, request_id="a")
+    engine.add_request(PROMPTS[1], GREEDY)
+    with pytest.raises(QueueFull, match="try again later"):
+        engine.add_request(PROMPTS[2], GREEDY)
+    outputs = run_to_end(engine)
+    assert [t for o in outputs if o.request_id == "a" for t in o.new_token_ids] == expected[0]
+
+
+def _corrupt_next_status(engine: Any, bonus: int) -> None:
+    """Let the host believe that the first row's next status says ``bonus``."""
+    receive = engine.runner.receive_status
+
+    def once() -> Any:
+        status = receive()
+        engine.runner.receive_status = receive
+        values = list(status.num_bonus)
+        values[0] = bonus
+        return type(status)(status.num_rejected, values, status.record)
+
+    engine.runner.receive_status = once
+
+
+def _decode_two_steps(engine: Any) -> list[str]:
+    names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS[:3]]
+    while engine.counters.decode_steps < 2:
+        engine.step()
+    return names
+
+
+def test_an_impossible_status_fails_its_request_alone(expected: list[list[int]]) -> None:
+    engine = make_engine()
+    names = _decode_two_steps(engine)
+    _corrupt_next_status(engine, 64)
+    outputs = run_to_end(engine)
+    failed = [output for output in outputs if output.error]
+    assert [output.request_id for output in failed] == [names[0]]
+    assert "num_bonus=64" in (failed[0].error or "")
+    assert engine.stats()["used_blocks"] == 0
+    assert engine.generate(PROMPTS[:1], GREEDY) == expected[:1]
+
+
+@pytest.mark.parametrize("protocol", [CopyProtocol.HOLD, CopyProtocol.ZERO_COPY])
+def test_the_guard_fails_the_request_before_a_token_of_its_step_and_goes_on(
+    protocol: CopyProtocol, expected: list[list[int]]
+) -> None:
+    engine = make_engine(status_check=StatusCheck.DEBUG, copy_protocol=protocol)
+    names = _decode_two_steps(engine)
+    _corrupt_next_status(engine, 64)
+    outputs = run_to_end(engine)
+    failed = [output for output in outputs if output.error]
+    assert [output.request_id for output in failed] == [names[0]]
+    assert f"request {names[0]}" in (failed[0].error or "")
+    assert "num_accepted_tokens 65" in (failed[0].error or "")
+    assert engine.counters.guard_errors == 1
+    # the others are as if nothing had been
+    for index in (1, 2):
+        got = [t for o in outputs if o.request_id == names[index] for t in o.new_token_ids]
+        assert expected[index][-len(got) :] == got
+    assert engine.stats()["used_blocks"] == 0
+    # the record was acknowledged: the engine serves on, also from its prefix cache
+    assert engine.generate(PROMPTS[:2], GREEDY) == expected[:2]
+    assert engine.counters.guard_errors == 1
+
+
+def test_without_a_guard_the_same_status_is_an_illegal_access() -> None:
+    engine = make_engine(status_check=StatusCheck.NONE, guard=GuardMode.NONE)
+    _decode_two_steps(engine)
+    _corrupt_next_status(engine, 16384)
+    with pytest.raises(Exception, match="illegal memory access"):
+        run_to_end(engine)
+    with pytest.raises(EngineDead, match="illegal memory access"):
+        engine.add_request(PROMPTS[0], GREEDY)
+
+
+def test_what_a_faulty_step_published_is_withdrawn() -> None:
+    engine = make_engine()
+    record = torch.zeros(8, dtype=torch.int32)
+    report(record, GuardCode.CONV_COUNT, 0, 0, 99, 0)
+    receive = engine.runner.receive_status
+    hit = {"done": False}
+
+    def faulty() -> Any:
+        status = receive()
+        if hit["done"]:
+            return status
+        hit["done"] = True
+        return type(status)(status.num_rejected, status.num_bonus, record.tolist())
+
+    engine.runner.receive_status = faulty  # type: ignore[method-assign]
+    engine.add_request(PROMPTS[3], GREEDY)
+    assert any(output.error for output in run_to_end(engine))
+    stats = engine.stats()
+    assert stats["cached_blocks"] == stats["checkpoints"] == 0
+
+
+def test_unpatched_says_so_and_no_memory_is_over_committed() -> None:
+    with pytest.warns(UnpatchedWarning, match="experiments only"):
+        make_engine(copy_protocol=CopyProtocol.UNPATCHED).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_engine().close()
+    with pytest.raises(BadInput, match="does not fit"):
+        make_engine(num_kv_blocks=2**23)
+    with pytest.raises(BadInput, match="MTP layer"):
+        build_engine(tiny_model().model, None, EngineSettings(), VirtualDevice("MI355X"))
