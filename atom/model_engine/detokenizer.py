@@ -42,8 +42,9 @@ class IncrementalDecoder:
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.special_ids)
         self._context: list[int] = []
-        self._context_text = ""
         self._pending: list[int] = []
+        #: text of context and pending tokens, as far as it was given out
+        self._shown = ""
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token; often empty inside a character."""
@@ -51,32 +52,44 @@ class IncrementalDecoder:
             return ""
         self._pending.append(token_id)
         text = self._tokenizer.decode(self._context + self._pending)
-        known = self._context_text
-        if not text.startswith(known) or len(text) == len(known):
+        if not text.startswith(self._shown):
             return ""
         if not text.endswith(REPLACEMENT):
-            self._settle(self._pending, [])
-            return text[len(known) :]
+            new = text[len(self._shown) :]
+            # without text of its own, a token has to stay where the next one can see it
+            if new:
+                self._settle(self._pending, [])
+            return new
+        # only the last character can still change
+        new = self._show(text.rstrip(REPLACEMENT))
         if len(self._pending) <= _CHARACTER_TOKENS:
-            return ""
+            return new
         # bytes that never become a character: what the last token cannot reach is certain
         *settled, last = self._pending
         before = self._tokenizer.decode(self._context + settled)
-        if before + self._tokenizer.decode([last]) != text:
-            return ""
-        self._settle(settled, [last])
-        return before[len(known) :]
+        if before + self._tokenizer.decode([last]) == text:
+            new += self._show(before)
+            ahead = self._shown[len(before) :]
+            self._settle(settled, [last])
+            self._shown += ahead
+        return new
 
     def finish(self) -> str:
         """The rest, when no token follows: an unfinished character as it decodes alone."""
+        if not self._pending:
+            return ""
         text = self._tokenizer.decode(self._context + self._pending)
-        rest = text[len(self._context_text) :] if self._pending else ""
         self._pending = []
-        return rest
+        return text[len(self._shown) :]
+
+    def _show(self, certain: str) -> str:
+        new = certain[len(self._shown) :]
+        self._shown += new
+        return new
 
     def _settle(self, tokens: list[int], pending: list[int]) -> None:
         self._context = tokens
-        self._context_text = self._tokenizer.decode(tokens)
+        self._shown = self._tokenizer.decode(tokens)
         self._pending = pending
 
 

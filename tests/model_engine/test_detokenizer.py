@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -84,6 +84,7 @@ def stream(decoder: IncrementalDecoder, token_ids: Sequence[int]) -> str:
 
 
 @given(_IDS)
+@example([95, 95, 95, 95, 304])
 def test_pieces_are_the_whole_for_any_tokens(token_ids: list[int]) -> None:
     # random ids are mostly not UTF-8: cut characters, lone bytes, end-of-text in between
     assert stream(IncrementalDecoder(byte_level()), token_ids) == byte_level().decode(token_ids)
@@ -174,6 +175,22 @@ def test_tokens_to_text_with_stops(text: str, stops: list[str], data: st.DataObj
         assert not any(stop in byte_level().decode(token_ids[: taken - 1]) for stop in stops)
     else:
         assert taken == len(token_ids)
+
+
+def test_a_stop_string_is_found_though_the_next_character_has_begun() -> None:
+    # a byte-level token may end one character and begin another
+    first, second = "🙂".encode()[:3], "🙂".encode()[3:] + "é".encode()[:1]
+
+    class Halves:
+        special_ids = ()
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return b"".join((first, second)[token] for token in token_ids).decode(errors="replace")
+
+    detokenizer = Detokenizer(Halves(), ["🙂"])
+    assert detokenizer.push([0]) == ("", 1)
+    assert detokenizer.push([1, 0, 0]) == ("", 1)
+    assert detokenizer.stopped
 
 
 def test_an_empty_stop_string_is_refused() -> None:
