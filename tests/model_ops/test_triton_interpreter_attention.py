@@ -13,9 +13,6 @@ from interpreter import assert_check_passes, check_names
 from atom.model_ops import activation, layer_norm, paged_attention, rotary_embedding
 from atom.model_ops.decode_inputs import StepInputs, step_inputs_reference
 
-#: Triton's interpreter multiplies no bf16 matrices; float16 takes the same path
-_DTYPES = {torch.float32: 1e-5, torch.float16: 4e-3}
-
 
 def _attention(
     shape: Shape,
@@ -24,22 +21,30 @@ def _attention(
     *,
     is_prefill: bool,
     splits: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     from atom.model_ops import paged_attention_triton
 
-    for dtype, tolerance in _DTYPES.items():
-        batch = paged_batch(
-            shape, contexts, lengths, is_prefill=is_prefill, padding_tokens=3, dtype=dtype
+    batch = paged_batch(
+        shape, contexts, lengths, is_prefill=is_prefill, padding_tokens=3, dtype=dtype
+    )
+    found = paged_attention_triton.paged_attention(
+        batch.query, batch.kv_cache, batch.meta, scale=shape.scale, splits=splits
+    )
+    expected = paged_attention.paged_attention_reference(
+        batch.query, batch.kv_cache, batch.meta, scale=shape.scale
+    )
+    used = slice(batch.used)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(found[used], expected[used], rtol=tolerance, atol=tolerance)
+
+
+def check_half_precision() -> None:
+    # Triton's interpreter multiplies no bf16 matrices; float16 takes the same path
+    for is_prefill in (False, True):
+        _attention(
+            Shape(), [0, 140, 0], [1, 3, 0], is_prefill=is_prefill, splits=2, dtype=torch.float16
         )
-        found, expected = (
-            attend(batch.query, batch.kv_cache, batch.meta, scale=shape.scale, **options)
-            for attend, options in (
-                (paged_attention_triton.paged_attention, {} if is_prefill else {"splits": splits}),
-                (paged_attention.paged_attention_reference, {}),
-            )
-        )
-        used = slice(batch.used)
-        torch.testing.assert_close(found[used], expected[used], rtol=tolerance, atol=tolerance)
 
 
 def check_decode() -> None:
