@@ -6,8 +6,9 @@ it costs one more row; it is verified while that product is at least a threshold
 price of a row in tokens: 0.3 says that a row is worth spending for three tenths of a token or more.
 
 ``ell``, the drafts to verify, goes to the host over the ring of
-:mod:`atom.spec_decode.dspark_verify` and is adopted a fixed number of steps later. Which step's ``ell`` a step uses is a matter of
-counting, never of what happens to have landed, so that every rank of an engine decides alike.
+:mod:`atom.spec_decode.dspark_verify` and is adopted a fixed number of steps later. Which step's
+``ell`` a step uses is a matter of counting, never of what happens to have landed, so that every
+rank of an engine decides alike.
 
 Outputs do not change by it. Greedy drafts cannot change a text at all, see
 :mod:`atom.spec_decode.rejection_sampler`. With drafts that are drawn, the drafts that are cut must
