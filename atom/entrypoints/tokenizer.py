@@ -105,8 +105,9 @@ class FolderTokenizer:
             for number, token in self._tokenizer.added_tokens_decoder.items()
             if token.special
         }
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        self._byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
+        # without transformers' wrapping a token is decoded several times faster
+        self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        self._byte_level = self._backend is not None and "ByteLevel" in repr(self._backend.decoder)
 
     @property
     def special_ids(self) -> Collection[int]:
@@ -120,6 +121,8 @@ class FolderTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text as the model wrote it: spaces are not cleaned up."""
         kept = [token for token in token_ids if token not in self._special]
+        if self._backend is not None:
+            return str(self._backend.decode(kept, skip_special_tokens=False))
         return str(self._tokenizer.decode(kept, clean_up_tokenization_spaces=False))
 
     def chat(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
