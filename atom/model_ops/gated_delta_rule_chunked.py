@@ -81,7 +81,7 @@ def chunked_gated_delta_rule(
     query_start_loc: Tensor,
     max_query_len: int,
     scale: float,
-    chunk_size: int = CHUNK_SIZE,
+    chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence of every row from its initial state, in float32.
 
@@ -95,7 +95,7 @@ def chunked_gated_delta_rule(
         query_start_loc: integer ``[S + 1]``; tokens behind its last value are padding.
         max_query_len: upper bound of a row's tokens.
         scale: factor of the queries.
-        chunk_size: tokens of a chunk.
+        chunk_size: tokens of a chunk; 64 by default, less where no row has so many.
 
     Returns:
         float32 ``[T, HV, V]``, zero for padding, and the final states ``[S, HV, K, V]``.
@@ -103,6 +103,9 @@ def chunked_gated_delta_rule(
     tokens, heads = v.shape[:2]
     rows = initial_state.shape[0]
     start = query_start_loc.long()
+    if chunk_size is None:
+        # a chunk is filled up to its size, so short rows would pay for long ones
+        chunk_size = min(CHUNK_SIZE, max(16, 1 << (max_query_len - 1).bit_length()))
     bound = chunk_bound(tokens, rows, max_query_len, chunk_size)
     chunks = lay_out_chunks(start, bound + 1, chunk_size)
     place = torch.arange(chunk_size, device=v.device)

@@ -37,7 +37,7 @@ def batch(
     def ints(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    table = ints([slot * WIDTH for slot in groups] + [-(2**30)] * padding_rows)[:, None]
+    table = ints([slot * WIDTH for slot in groups] + [2**30] * padding_rows)[:, None]
     return AttentionMetadata(
         query_start_loc=ints(starts),
         context_lens=ints((contexts or [0] * rows) + [5] * padding_rows),
