@@ -83,7 +83,7 @@ class Monitor:
         if pinned:
             self.pinned += 1
         else:
-            block.inherited = self._ghosts.take(base, base + size)
+            block.inherit(self._ghosts.take(base, base + size))
             if any(access.finding is not None for access in block.inherited):
                 block.site = deeper(site)
         return block
@@ -91,7 +91,7 @@ class Monitor:
     def resize(self, block: Block, size: int) -> None:
         """The block's size has become known."""
         if size > block.size:
-            block.inherited += self._ghosts.take(block.base + block.size, block.base + size)
+            block.inherit(self._ghosts.take(block.base + block.size, block.base + size))
             block.size = size
             self._bases_known = False
 
@@ -150,11 +150,8 @@ class Monitor:
         if block.pinned:
             self.pinned -= 1
             return
-        left += [
-            access
-            for access in block.inherited
-            if not order.host_knows(access.stream, access.number)
-        ]
+        if block.inherited:
+            left += self._outlived(block)
         self._ghosts.put(block.base, block.base + block.size, left[-_MOST_ACCESSES:])
         if len(self._ghosts) > self._ghosts.most:
             lost = self._ghosts.trim(lambda a: order.host_knows(a.stream, a.number))
@@ -163,6 +160,19 @@ class Monitor:
                     f"uses of {lost} freed ranges were forgotten for space: a later race with "
                     "them would be missed"
                 )
+
+    def _outlived(self, block: Block) -> list[Access]:
+        """Former owners' uses of interest: those that no later use on their stream stands for."""
+        host_knows = self.order.host_knows
+        gapless = [access for access in block.accesses.values() if access.view.strides is None]
+        return [
+            earlier
+            for earlier in block.inherited
+            if not host_knows(earlier.stream, earlier.number)
+            and not any(
+                access.stream == earlier.stream and access.covers(earlier) for access in gapless
+            )
+        ]
 
     def drop_pinned(self, block: Block) -> None:
         """A pinned block is gone, and its allocator has waited for what used it."""
@@ -202,7 +212,8 @@ class Monitor:
     ) -> None:
         """Operation ``number`` of ``stream`` reads or writes bytes ``[lo, hi)`` of ``block``."""
         access = Access(block, lo, hi, write, stream, number, operation, site, view, copy)
-        if block.inherited:
+        # what the same stream left is in order with it; a free drops what is stood for
+        if block.inherited and block.inherited_from != stream:
             self._check_inherited(block, access)
         accesses, streams = block.accesses, block.streams
         if stream not in streams:
@@ -244,7 +255,7 @@ class Monitor:
 
     def _check_inherited(self, block: Block, access: Access) -> None:
         kept = []
-        for earlier in block.inherited:
+        for earlier in self._outlived(block):
             if self._unordered(earlier, access):
                 self._found_reuse(earlier, access)
             elif not (

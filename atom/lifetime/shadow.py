@@ -149,6 +149,7 @@ class Block:
         site: where it was allocated.
         accesses: the latest use by each stream of each range, by ``(lo, hi, stream, write)``.
         inherited: uses by former owners of the same bytes.
+        inherited_from: the stream of all of those, or ``None`` if there are several streams.
         recorded: streams that the allocator was told of.
     """
 
@@ -156,6 +157,7 @@ class Block:
         "accesses",
         "base",
         "inherited",
+        "inherited_from",
         "owner",
         "pinned",
         "private",
@@ -183,8 +185,17 @@ class Block:
         self.private = private
         self.accesses: dict[tuple[int, int, StreamKey, bool], Access] = {}
         self.inherited: list[Access] = []
+        self.inherited_from: StreamKey | None = None
         self.recorded: set[StreamKey] = set()
         self.streams: set[StreamKey] = set()
+
+    def inherit(self, accesses: list[Access]) -> None:
+        """Take over uses by former owners."""
+        if not accesses:
+            return
+        self.inherited += accesses
+        streams = {access.stream for access in self.inherited}
+        self.inherited_from = streams.pop() if len(streams) == 1 else None
 
 
 class Ghosts:

@@ -240,7 +240,11 @@ class TorchFront:
             view = view or reach(tensor)[1]
             self.captured.append((block, lo, hi, write, operation, view))
             return
-        if len(block.streams) == 1 and not block.inherited and not block.pinned:
+        if (
+            len(block.streams) == 1
+            and (not block.inherited or block.inherited_from == stream)
+            and not block.pinned
+        ):
             # the common case: one stream uses the same view of the same block again
             known = block.accesses.get((lo, hi, stream, write))
             if known is not None and known.view.strides is strides:

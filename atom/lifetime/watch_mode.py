@@ -53,6 +53,8 @@ class WatchMode(TorchDispatchMode):
             return call(*args, **kwargs)
         tensors, first = front.tensors_of(plan, args, kwargs)
         if first is None:
+            if plan.copy and plan.has_output:
+                return self._copied_from_host(plan, tensors, args, kwargs)
             if front.monitor.pinned:
                 for tensor, write in tensors:
                     front.host.touched(tensor, write, plan.name)
@@ -68,6 +70,27 @@ class WatchMode(TorchDispatchMode):
             front.do(self._copied, plan, tensors, args, kwargs, out, stream, number, site)
         else:
             front.do(self._happened, plan, tensors, out, stream, number, site)
+        return out
+
+    def _copied_from_host(
+        self,
+        plan: Plan,
+        tensors: list[tuple[Tensor, bool]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A host tensor is copied into a fresh one, which may lie on a device."""
+        front = self._front
+        out = plan.call(*args, **kwargs)
+        made = _outputs(out)
+        if made and front.is_device(made[0]):
+            # the copy engine reads the host tensor, maybe later
+            stream, number = front.begin(made[0])
+            site = here(1 if stream <= 0 else CALLERS)
+            front.do(self._copied, plan, tensors, args, kwargs, out, stream, number, site)
+        elif front.monitor.pinned:
+            for tensor, write in tensors:
+                front.host.touched(tensor, write, plan.name)
         return out
 
     def _made(self, plan: Plan, out: Any) -> None:

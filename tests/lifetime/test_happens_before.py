@@ -252,10 +252,37 @@ def test_an_ordered_write_ends_the_history() -> None:
     story.drop(old)
     middle = story.own()
     story.use(middle, 0, write=True)
-    assert not middle.inherited
     story.core.order.wait_stream(1, 0)
     story.use(middle, 1, write=True)
     assert story.kinds() == []
+    assert not middle.inherited
+
+
+def test_a_write_by_the_same_stream_stands_for_what_was_before() -> None:
+    story = Story()
+    old = story.own()
+    story.use(old, 0, write=True)
+    story.drop(old)
+    middle = story.own()
+    story.use(middle, 0, write=True)
+    # not ordered after either use of stream 0: one finding, between the two that live
+    story.use(middle, 1, write=True)
+    assert story.kinds() == [Kind.UNORDERED_WRITES]
+
+
+def test_a_free_hands_on_what_no_later_use_stands_for() -> None:
+    story = Story()
+    old = story.own(size=2048)
+    story.use(old, 0, write=True, lo=1024, hi=1536)
+    story.drop(old)
+    middle = story.own(size=2048)
+    story.use(middle, 0, write=True, lo=0, hi=512)
+    story.drop(middle)
+    last = story.own(size=2048)
+    assert len(last.inherited) == 2
+    story.use(last, 0, write=True, lo=0, hi=2048)
+    story.drop(last)
+    assert len(story.own(size=2048).inherited) == 1
 
 
 def test_unordered_uses_of_live_bytes() -> None:

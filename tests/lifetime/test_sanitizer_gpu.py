@@ -175,6 +175,18 @@ def loader_loop() -> None:
     loss.item()
 
 
+def round_trip(side: bool) -> None:
+    """To the host and back without a wait of the host, on one stream or on two."""
+    source = torch.ones(64, device="cuda")
+    torch.cuda._sleep(PARKED_CYCLES)
+    host = source.to("cpu", non_blocking=True)
+    stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
+    with torch.cuda.stream(stream):
+        back = host.to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+    assert side or back.tolist() == [1] * 64
+
+
 def prefetcher(records: bool) -> None:
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
     weight = torch.randn(256, 256, device="cuda")
@@ -242,6 +254,8 @@ def dropped_under_triton() -> None:
         (lambda: graph(False), {Kind.LIVE_OVERWRITE}),
         (lambda: graph(True), NOTHING),
         (loader_loop, NOTHING),
+        (lambda: round_trip(False), NOTHING),
+        (lambda: round_trip(True), {Kind.READ_TOO_EARLY}),
         (lambda: prefetcher(True), NOTHING),
         (lambda: prefetcher(False), FREED),
     ],
@@ -258,6 +272,8 @@ def dropped_under_triton() -> None:
         "graph",
         "graph_waits",
         "loader_loop",
+        "round_trip",
+        "round_trip_on_two_streams",
         "prefetcher",
         "prefetcher_without_record",
     ],

@@ -301,6 +301,45 @@ def test_a_tensor_that_was_there_before_has_an_owner(cuda: FakeCuda) -> None:
     assert report.findings[0].block_bytes == BLOCK
 
 
+class ByType(FakeCuda):
+    """Takes float64 tensors for device tensors, so that a conversion is a copy to the device."""
+
+    def is_device(self, tensor: Tensor) -> bool:
+        return super().is_device(tensor) or tensor.dtype is torch.float64
+
+
+@pytest.mark.parametrize(
+    ("stream", "joins", "expected"),
+    [(0, False, NOTHING), (SIDE, True, NOTHING), (SIDE, False, {Kind.READ_TOO_EARLY})],
+    ids=["same stream", "joined", "not joined"],
+)
+def test_a_copy_from_pinned_memory_is_device_work(
+    stream: int, joins: bool, expected: set[Kind]
+) -> None:
+    cuda = ByType()
+    with sanitizer(layer=cuda) as report:
+        host, source = cuda.pinned(32), cuda.empty(32)
+        source.fill_(1)
+        host.copy_(source, non_blocking=True)
+        if joins:
+            cuda.join(stream, 0)
+        with cuda.on(stream):
+            host.to(torch.float64, non_blocking=True)
+        cuda.synchronize()
+    # the host itself has read nothing
+    assert kinds(report) == expected
+
+
+def test_a_conversion_on_the_host_reads_there(cuda: FakeCuda) -> None:
+    with sanitizer(layer=cuda) as report:
+        host, source = cuda.pinned(32), cuda.empty(32)
+        source.fill_(1)
+        host.copy_(source, non_blocking=True)
+        host.to(torch.float64)
+        cuda.synchronize()
+    assert kinds(report) == {Kind.HOST_READ_TOO_EARLY}
+
+
 def test_record_stream_lets_the_block_go(cuda: FakeCuda) -> None:
     class Recorded:
         stream_id = SIDE
@@ -310,7 +349,7 @@ def test_record_stream_lets_the_block_go(cuda: FakeCuda) -> None:
         source.fill_(1)
         copied(cuda, source, host)
         # the operator itself needs a device: what the mode does with it is what counts
-        from atom.lifetime.torch_front import WatchMode
+        from atom.lifetime.watch_mode import WatchMode
 
         mode = torch.utils._python_dispatch._get_current_dispatch_mode()
         assert isinstance(mode, WatchMode)

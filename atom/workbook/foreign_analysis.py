@@ -1,0 +1,92 @@
+"""What notebook 03 shows of the sanitizer on programs of other libraries, from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from atom.benchmarks.foreign_code import EXPERIMENT
+from atom.benchmarks.foreign_rows import Outcome
+from atom.evidence import Evidence
+from atom.workbook.records import Run, load_runs
+
+NOTHING = "–"
+
+
+def newest(folders: Sequence[str]) -> Run | None:
+    """The newest finished run on hardware in these folders, ``None`` if there is none."""
+    present = [folder for folder in folders if Path(folder).is_dir()]
+    runs, _ = load_runs(present, EXPERIMENT)
+    return max(
+        (
+            run
+            for run in runs
+            if run.provenance.evidence is Evidence.MEASURED
+            and run.provenance.exit_state == "finished"
+        ),
+        key=lambda run: run.provenance.run_id,
+        default=None,
+    )
+
+
+def programs_table(run: Run) -> pd.DataFrame:
+    """One row a program: what was seen, found, and what the watch cost."""
+    rows = []
+    for row in run.tables["programs"].to_dict("records"):
+        finished = str(row["outcome"]) == str(Outcome.FINISHED)
+        version = "" if pd.isna(row["version"]) else f" {row['version']}"
+        off, again, on = (row[f"step_milliseconds{arm}"] for arm in ("", "_again", "_watched"))
+        rows.append(
+            {
+                "program": row["program"],
+                "library": f"{row['library']}{version}",
+                "outcome": str(row["outcome"]) if finished else f"{row['outcome']}: {row['text']}",
+                "operations a step": int(row["operations"]) if finished else NOTHING,
+                "findings": int(row["findings"]) if finished else NOTHING,
+                "ms a step, off / again / on": (
+                    f"{off:.1f} / {again:.1f} / {on:.1f}" if finished else NOTHING
+                ),
+                "slow-down": f"{row['slow_down']:.2f}x" if finished else NOTHING,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def findings_table(run: Run) -> pd.DataFrame:
+    """One row a finding, with the lines it names."""
+    columns = {
+        "program": "program",
+        "kind": "kind",
+        "times": "seen",
+        "operation": "earlier use",
+        "stream": "on",
+        "place": "at",
+        "freed": "freed at",
+        "second": "later use",
+        "fix": "smallest change",
+    }
+    table = run.tables["findings"][list(columns)].rename(columns=columns)
+    return table.astype(object).where(table.notna(), NOTHING)
+
+
+def blind_spots_table(run: Run) -> pd.DataFrame:
+    """What the sanitizer said it could not see, and in which programs."""
+    rows = run.tables["blind_spots"]
+    number = int(rows["program"].nunique())
+    return pd.DataFrame(
+        [
+            {
+                "not seen": text,
+                "in": "every program" if len(group) == number else ", ".join(group["program"]),
+            }
+            for text, group in rows.groupby("text", sort=False)
+        ]
+    )
+
+
+def median_slow_down(run: Run) -> float | None:
+    """Median over the programs that finished; ``None`` of none."""
+    known = run.tables["programs"]["slow_down"].dropna()
+    return float(known.median()) if len(known) else None
