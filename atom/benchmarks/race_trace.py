@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from atom.device import Device
@@ -48,6 +49,29 @@ class Trace:
             if label:
                 open_spans[lane] = (label, at)
         return tuple(spans)
+
+
+class _Spanned(AbstractContextManager[None]):
+    # no generator: one that an exception ends keeps its frames' tensors alive
+    def __init__(self, trace: Trace, lane: str, label: str, stream: Stream) -> None:
+        self._mark = trace.mark
+        self._lane, self._label, self._stream = lane, label, stream
+
+    def __enter__(self) -> None:
+        self._mark(self._lane, self._label, self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        self._mark(self._lane, "", self._stream)
+
+
+_NOT_TRACED = nullcontext()
+
+
+def span(
+    trace: Trace | None, lane: str, label: str, stream: Stream
+) -> AbstractContextManager[None]:
+    """The block's work on ``stream`` is one span of ``lane``; nothing without a trace."""
+    return _NOT_TRACED if trace is None else _Spanned(trace, lane, label, stream)
 
 
 def _microseconds(start: Event, end: Event) -> float:

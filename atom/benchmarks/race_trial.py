@@ -13,7 +13,7 @@ from torch import Tensor
 from atom.benchmarks.race_outcome import Bytes, classify
 from atom.benchmarks.race_plan import Arm, NextStep
 from atom.benchmarks.race_rows import Outcome, ProducerEdge
-from atom.benchmarks.race_trace import Span, Trace
+from atom.benchmarks.race_trace import Span, Trace, span
 from atom.config import CopyProtocol, Front, RaceSettings, Source
 from atom.device import CopyPath, Device, Kernel
 from atom.device.interface import Graph, Stream
@@ -184,12 +184,9 @@ class TrialBench:
         payload = queue.new_verdict(self._step, arm.batch_size)
         source_address = device.address(payload.raw)
         on_device = payload.slot is None
-        if trace is not None:
-            trace.mark("default", "fill", device.default_stream)
-        device.launch(FILL, (self._data(this, layout),), (payload.data,))
-        payload.stamp(device)
-        if trace is not None:
-            trace.mark("default", "", device.default_stream)
+        with span(trace, "default", "fill", device.default_stream):
+            device.launch(FILL, (self._data(this, layout),), (payload.data,))
+            payload.stamp(device)
         produced = None
         if arm.producer_edge is not ProducerEdge.AT_SEND:
             produced = self._produced
@@ -198,13 +195,10 @@ class TrialBench:
                 copy_stream.wait_event(produced)
         self._queue_front(arm, trace)
         front_done = copy_stream.record_event()
-        if trace is not None:
-            trace.mark("copy", "copy", copy_stream)
-        began = device.host_seconds()
-        queue.send(payload, produced)
-        send_us = (device.host_seconds() - began) * 1e6
-        if trace is not None:
-            trace.mark("copy", "", copy_stream)
+        with span(trace, "copy", "copy", copy_stream):
+            began = device.host_seconds()
+            queue.send(payload, produced)
+            send_us = (device.host_seconds() - began) * 1e6
         # The last reference of this function: what lives on is the protocol's business.
         del payload
         tensor = device.empty((following.numel(),), torch.uint8)
@@ -235,39 +229,27 @@ class TrialBench:
         graph, inputs, static = self._graph(layout)
         payload = Payload(layout, self._step, static)
         device.launch(FILL, (this,), (inputs,))
-        if trace is not None:
-            trace.mark("default", "fill", device.default_stream)
-        graph.replay()
-        if trace is not None:
-            trace.mark("default", "", device.default_stream)
+        with span(trace, "default", "fill", device.default_stream):
+            graph.replay()
         self._queue_front(arm, trace)
-        if trace is not None:
-            trace.mark("copy", "copy", self.copy_stream)
-        began = device.host_seconds()
-        copy_done = queue.send(payload)
-        send_us = (device.host_seconds() - began) * 1e6
-        if trace is not None:
-            trace.mark("copy", "", self.copy_stream)
+        with span(trace, "copy", "copy", self.copy_stream):
+            began = device.host_seconds()
+            copy_done = queue.send(payload)
+            send_us = (device.host_seconds() - began) * 1e6
         del payload
         device.launch(FILL, (following,), (inputs,))
         if arm.source is Source.GRAPH_OUTPUT_WAIT:
             device.default_stream.wait_event(copy_done)
-        if trace is not None:
-            trace.mark("default", "next write", device.default_stream)
-        graph.replay()
-        if trace is not None:
-            trace.mark("default", "", device.default_stream)
+        with span(trace, "default", "next write", device.default_stream):
+            graph.replay()
         began = device.host_seconds()
         received = queue.receive_raw()
         receive_us = (device.host_seconds() - began) * 1e6
         return True, 0, send_us, receive_us, received.raw.numpy(), bool(received.tag_ok)
 
     def _write_next(self, tensor: Tensor, following: Tensor, trace: Trace | None) -> None:
-        if trace is not None:
-            trace.mark("default", "next write", self.device.default_stream)
-        self.device.launch(NEXT_WRITE, (following,), (tensor,))
-        if trace is not None:
-            trace.mark("default", "", self.device.default_stream)
+        with span(trace, "default", "next write", self.device.default_stream):
+            self.device.launch(NEXT_WRITE, (following,), (tensor,))
 
     # -- what goes in front
 

@@ -53,16 +53,7 @@ def whole(run: Run) -> Side:
             for name, time in times.items()
             if name != "null" and len(time.top) == len(null.top)
         }
-    return Side(
-        label=_label(run),
-        evidence=run.provenance.evidence,
-        machine=run.provenance.machine,
-        run_id=run.provenance.run_id,
-        conditions=_conditions(run),
-        rates=rates,
-        to_null=ratios,
-        times={f"send time, {name}": time for name, time in times.items()},
-    )
+    return _side(run, rates, ratios, {f"send time, {name}": one for name, one in times.items()})
 
 
 def published() -> Side:
@@ -98,6 +89,12 @@ def as_published(run: Run) -> Side:
         if not rows.empty:
             stale, trials = per_process(rows)
             rates[_cell(cell)] = Rate(tuple(stale), tuple(trials))
+    return _side(run, rates, {}, {})
+
+
+def _side(
+    run: Run, rates: dict[str, Rate], ratios: dict[str, TimeRatio], times: dict[str, TimeRatio]
+) -> Side:
     return Side(
         label=_label(run),
         evidence=run.provenance.evidence,
@@ -105,6 +102,8 @@ def as_published(run: Run) -> Side:
         run_id=run.provenance.run_id,
         conditions=_conditions(run),
         rates=rates,
+        to_null=ratios,
+        times=times,
     )
 
 

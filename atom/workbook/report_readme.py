@@ -14,6 +14,7 @@ from atom.workbook.claims import Verdict
 from atom.workbook.notebooks import NOTEBOOKS
 from atom.workbook.report_manifest import read_notebook, write_manifest
 from atom.workbook.results import VERDICT_ORDER, count_verdicts, write_atomically
+from atom.workbook.site_ledger import COLUMNS
 
 if TYPE_CHECKING:
     from atom.workbook.site import Report
@@ -23,17 +24,8 @@ FIGURES_FOLDER = "figures"
 #: enough for flat colours with soft edges, at about a third of the bytes
 _COLOURS = 96
 _LONGEST_DETAIL = 160
-_COLUMNS = (
-    "claim",
-    "what is claimed",
-    "published",
-    "with",
-    "verdict",
-    "evidence",
-    "found here",
-    "machine",
-    "settled in",
-)
+# the page has the version inside the cell of the published value
+_COLUMNS = (*COLUMNS[:3], "with", *COLUMNS[3:])
 
 
 @dataclass(frozen=True)
