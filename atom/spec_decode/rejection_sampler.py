@@ -36,7 +36,13 @@ from atom.spec_decode.sampling import (
     log_weights,
     usable,
 )
-from atom.transfer.payload import PayloadKind, PayloadLayout, payload_layout
+from atom.transfer.payload import (
+    PayloadKind,
+    PayloadLayout,
+    epoch_tag,
+    open_tag,
+    payload_layout,
+)
 
 
 class Verdict(NamedTuple):
@@ -244,6 +250,7 @@ class HostOutputs(NamedTuple):
 
     Attributes:
         status: uint8, of int32 ``[2 * S + RECORD_WORDS]``: num_rejected, num_bonus, guard record.
+            All three are exactly what travels, without rows that stay (``Payload.copied``).
         sampled_ids: uint8, of int64 ``[S, 1 + k]``.
         logprobs: uint8, of float32 ``[S, 1 + k]``, or ``None``.
         status_tag: see :func:`atom.transfer.payload.epoch_tag`; 0 if the payloads have no tags.
@@ -257,6 +264,15 @@ class HostOutputs(NamedTuple):
     status_tag: int
     ids_tag: int
     logprobs_tag: int = 0
+
+    @property
+    def tags(self) -> tuple[int, int, int]:
+        """All three tags."""
+        return self.status_tag, self.ids_tag, self.logprobs_tag
+
+
+#: bits between the tag of a finished payload and of an open one
+_OPENING = epoch_tag(0) ^ open_tag(0)
 
 
 def _layouts(
@@ -279,7 +295,7 @@ def _layouts(
         layout = payload_layout(PayloadKind.LOGPROBS, shape, torch.float32, None, tagged)
         found.append((outputs.logprobs, layout))
     for raw, layout in found:
-        if raw.dtype != torch.uint8 or raw.numel() < layout.host_bytes:
+        if raw.dtype != torch.uint8 or raw.numel() != layout.host_bytes:
             raise ValueError(
                 f"write_outputs: {layout.kind.label} {list(layout.shape)} needs "
                 f"{layout.host_bytes} bytes with its tags, got {raw.numel()} of {raw.dtype}"
@@ -308,6 +324,9 @@ def write_outputs_reference(
     payloads = _layouts(outputs, requests, drafts)
     data = [layout.data(raw) for raw, layout in payloads]
     status = data[0]
+    for (raw, layout), tag in zip(payloads, outputs.tags, strict=False):
+        if layout.tagged:
+            layout.tags(raw).fill_(tag ^ _OPENING)
     verdict = Verdict(
         status[:requests],
         num_bonus,
@@ -335,8 +354,7 @@ def write_outputs_reference(
     spare[:-1] = token_table[:, 0]
     spare[torch.where(there, group, token_table.shape[0])] = next_token
     token_table[:, 0] = spare[:-1]
-    tags = (outputs.status_tag, outputs.ids_tag, outputs.logprobs_tag)
-    for (raw, layout), tag in zip(payloads, tags, strict=False):
+    for (raw, layout), tag in zip(payloads, outputs.tags, strict=False):
         if layout.tagged:
             layout.tags(raw).fill_(tag)
 
@@ -360,8 +378,9 @@ def write_outputs(
     """Judge a step's drafts and write all that follows: payloads with tags, and what stays here.
 
     The first eight arguments are those of :func:`verify`. On an accelerator it is two launches,
-    three with filters (drafts with probabilities take torch's operations instead); the last of
-    them writes data and tags alike, so no payload needs stamping.
+    three with filters (drafts with probabilities take torch's operations instead). The pass over
+    the vocabulary opens the payloads and the last launch writes data and tags alike, so nobody else
+    needs to open or stamp them.
 
     Args:
         logits, query_start_loc, draft_ids, num_drafts: see :func:`verify`.
@@ -374,7 +393,7 @@ def write_outputs(
         next_token: int64 ``[S]``, written, likewise; -1 where there is none.
 
     Raises:
-        ValueError: a payload is too small for its shape.
+        ValueError: a payload has not the size that its shape and its tags take.
     """
     step = write_outputs_reference
     if logits.is_cuda and draft_probs is None:

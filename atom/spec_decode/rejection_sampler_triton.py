@@ -17,7 +17,13 @@ from torch import Tensor
 
 from atom.spec_decode.rejection_sampler import HostOutputs, Verdict
 from atom.spec_decode.sampling import SamplingTensors
-from atom.spec_decode.sampling_triton import CHUNK, NO_ENTRY, row_part_kernel, threshold_kernel
+from atom.spec_decode.sampling_triton import (
+    CHUNK,
+    NO_ENTRY,
+    row_part_kernel,
+    threshold_kernel,
+    write_tags,
+)
 
 
 @triton.jit
@@ -135,14 +141,6 @@ def verdict_kernel(
         tl.store(logprobs + request * (K + 1) + column, logprob, mask=column <= K)
 
 
-@triton.jit
-def _write_tags(raw, last_word, tag):
-    """Both tags of a payload: its first eight bytes and those at ``last_word``."""
-    words = raw.to(tl.pointer_type(tl.int64))
-    tl.store(words, tag.to(tl.int64))
-    tl.store(words + last_word, tag.to(tl.int64))
-
-
 @triton.jit(
     do_not_specialize=[
         "draft_stride",
@@ -175,6 +173,9 @@ def outputs_kernel(
     draft_stride,
     requests,
     parts,
+    status_last,
+    ids_last,
+    logprobs_last,
     status_tag,
     ids_tag,
     logprobs_tag,
@@ -227,10 +228,10 @@ def outputs_kernel(
         word = tl.arange(0, WORDS)
         tl.store(status + 2 * requests + word, tl.load(record + word))
         if TAGGED:
-            _write_tags(status_raw, requests + WORDS // 2 + 1, status_tag)
-            _write_tags(ids_raw, requests * (K + 1) + 1, ids_tag)
+            write_tags(status_raw, status_last, status_tag)
+            write_tags(ids_raw, ids_last, ids_tag)
             if LOGPROBS:
-                _write_tags(logprobs_raw, (requests * (K + 1) + 1) // 2 + 1, logprobs_tag)
+                write_tags(logprobs_raw, logprobs_last, logprobs_tag)
 
 
 class _Parts(NamedTuple):
@@ -251,6 +252,7 @@ def _row_parts(
     sampling: SamplingTensors | None,
     all_greedy: bool,
     logprobs: bool,
+    outputs: HostOutputs | None = None,
 ) -> _Parts:
     vocabulary = logits.shape[1]
     parts = triton.cdiv(vocabulary, CHUNK)
@@ -295,16 +297,35 @@ def _row_parts(
         result.entry,
         result.highest,
         result.total,
+        *_raws(outputs, scratch),
         logits.stride(0),
         vocabulary,
         parts,
+        *_tag_arguments(outputs),
         K=drafts,
         ALL_GREEDY=greedy,
         FILTERED=filtered,
         LOGPROBS=logprobs,
+        OPENS=outputs is not None and outputs.status_tag != 0,
         num_warps=4,
     )
     return result
+
+
+def _raws(outputs: HostOutputs | None, unused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if outputs is None:
+        return unused, unused, unused
+    logprobs = outputs.sampled_ids if outputs.logprobs is None else outputs.logprobs
+    return outputs.status, outputs.sampled_ids, logprobs
+
+
+def _tag_arguments(outputs: HostOutputs | None) -> tuple[int, ...]:
+    """The last word of each payload, where its second tag lies, then the tags."""
+    if outputs is None:
+        return 0, 0, 0, 0, 0, 0
+    raws = _raws(outputs, outputs.status)
+    last = (raw.numel() // 8 - 1 for raw in raws)
+    return (*last, outputs.status_tag, outputs.ids_tag, outputs.logprobs_tag)
 
 
 def verify_triton(
@@ -368,7 +389,9 @@ def write_outputs_triton(
     """The Triton side of ``write_outputs_reference``, for drafts without probabilities."""
     requests, drafts = draft_ids.shape
     wanted = outputs.logprobs is not None
-    parts = _row_parts(logits, query_start_loc, requests, drafts, sampling, all_greedy, wanted)
+    parts = _row_parts(
+        logits, query_start_loc, requests, drafts, sampling, all_greedy, wanted, outputs
+    )
     outputs_kernel[(requests,)](
         logits,
         query_start_loc,
@@ -379,9 +402,7 @@ def write_outputs_triton(
         parts.entry,
         parts.highest,
         parts.total,
-        outputs.status,
-        outputs.sampled_ids,
-        outputs.sampled_ids if outputs.logprobs is None else outputs.logprobs,
+        *_raws(outputs, record),
         record,
         state_slots,
         token_table,
@@ -391,9 +412,7 @@ def write_outputs_triton(
         draft_ids.stride(0),
         requests,
         parts.number,
-        outputs.status_tag,
-        outputs.ids_tag,
-        outputs.logprobs_tag,
+        *_tag_arguments(outputs),
         K=drafts,
         WIDTH=triton.next_power_of_2(drafts + 1),
         PARTS=triton.next_power_of_2(parts.number),

@@ -13,12 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from atom.spec_decode.random_numbers import LANES, Purpose
+from atom.transfer.payload import epoch_tag, open_tag
 
 #: entries of the vocabulary that one program reads; a multiple of four times LANES
 CHUNK = 8 * LANES
 _TARGET = tl.constexpr(int(Purpose.TARGET))
 _LANES = tl.constexpr(LANES)
 _CHUNK = tl.constexpr(CHUNK)
+#: bits between the tag of a finished payload and of an open one
+_OPENING = tl.constexpr(epoch_tag(0) ^ open_tag(0))
 #: larger than any entry's number
 NO_ENTRY = tl.constexpr(2**31 - 1)
 
@@ -177,6 +180,24 @@ def _better(best, entry, score, offsets):
 
 
 @triton.jit
+def write_tags(raw, last_word, tag):
+    """Both tags of a payload: its first eight bytes and those at ``last_word``."""
+    words = raw.to(tl.pointer_type(tl.int64))
+    tl.store(words, tag.to(tl.int64))
+    tl.store(words + last_word, tag.to(tl.int64))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "parts",
+        "status_last",
+        "ids_last",
+        "logprobs_last",
+        "status_tag",
+        "ids_tag",
+        "logprobs_tag",
+    ]
+)
 def row_part_kernel(
     logits,
     temperature,
@@ -188,20 +209,38 @@ def row_part_kernel(
     part_entry,
     part_highest,
     part_sum,
+    status_raw,
+    ids_raw,
+    logprobs_raw,
     stride,
     vocabulary,
     parts,
+    status_last,
+    ids_last,
+    logprobs_last,
+    status_tag,
+    ids_tag,
+    logprobs_tag,
     K: tl.constexpr,
     ALL_GREEDY: tl.constexpr,
     FILTERED: tl.constexpr,
     LOGPROBS: tl.constexpr,
+    OPENS: tl.constexpr,
 ):
     """One chunk of one row: its best entry and, for log probabilities, its share of the sum.
 
-    Program ``(request * (1 + K) + offset, chunk)``; results at ``[request, offset, chunk]``.
+    Program ``(request * (1 + K) + offset, chunk)``; results at ``[request, offset, chunk]``. With
+    ``OPENS`` it also opens the payloads that a later launch fills: a launch of its own would only
+    do that.
     """
     program = tl.program_id(0)
     chunk = tl.program_id(1)
+    if OPENS:  # noqa: SIM102
+        if program + chunk == 0:
+            write_tags(status_raw, status_last, status_tag ^ _OPENING)
+            write_tags(ids_raw, ids_last, ids_tag ^ _OPENING)
+            if LOGPROBS:
+                write_tags(logprobs_raw, logprobs_last, logprobs_tag ^ _OPENING)
     request = program // (K + 1)
     offset = program % (K + 1)
     row = tl.load(query_start_loc + request) + offset

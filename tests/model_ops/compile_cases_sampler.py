@@ -8,6 +8,17 @@ from compile_case import CompileCase
 
 _VOCABULARY = {"logits": "*fp32", "stride": "i32", "vocabulary": "i32"}
 _SETTINGS = {"temperature": "*fp32", "seed": "*i64", "positions": "*i64"}
+_PAYLOADS = {
+    "status_raw": "*u8",
+    "ids_raw": "*u8",
+    "logprobs_raw": "*u8",
+    "status_last": "i32",
+    "ids_last": "i32",
+    "logprobs_last": "i32",
+    "status_tag": "i64",
+    "ids_tag": "i64",
+    "logprobs_tag": "i64",
+}
 _JUDGED = {
     "logits": "*fp32",
     "query_start_loc": "*i32",
@@ -32,6 +43,7 @@ _PARTS = {
     "part_highest": "*fp32",
     "part_sum": "*fp32",
     "parts": "i32",
+    **_PAYLOADS,
 }
 _VERDICT = {
     **_JUDGED,
@@ -43,18 +55,13 @@ _VERDICT = {
 }
 _OUTPUTS = {
     **_JUDGED,
-    "status_raw": "*u8",
-    "ids_raw": "*u8",
-    "logprobs_raw": "*u8",
+    **_PAYLOADS,
     "record": "*i32",
     "state_slots": "*i32",
     "token_table": "*i64",
     "num_bonus": "*i32",
     "next_token": "*i64",
     "requests": "i32",
-    "status_tag": "i64",
-    "ids_tag": "i64",
-    "logprobs_tag": "i64",
 }
 _SHAPE = {"K": 3, "WIDTH": 4, "PARTS": 32}
 
@@ -77,7 +84,7 @@ CASES = [
         f"row parts, {word}",
         "row_part_kernel",
         _PARTS,
-        {"K": 3, "ALL_GREEDY": greedy, "FILTERED": filtered, "LOGPROBS": True},
+        {"K": 3, "ALL_GREEDY": greedy, "FILTERED": filtered, "LOGPROBS": True, "OPENS": greedy},
         4,
     )
     for word, greedy, filtered in (

@@ -33,7 +33,13 @@ from atom.spec_decode.rejection_sampler import (
     write_outputs,
 )
 from atom.spec_decode.sampling import SamplingTensors, draw, draw_drafts, log_weights, probabilities
-from atom.transfer.payload import PayloadKind, epoch_tag, payload_layout, read_payload
+from atom.transfer.payload import (
+    PayloadKind,
+    epoch_tag,
+    open_tag,
+    payload_layout,
+    read_payload,
+)
 
 LENGTHS = st.lists(st.integers(0, 1 + K), min_size=1, max_size=9)
 
@@ -367,6 +373,29 @@ def test_payloads_carry_status_record_ids_and_tags() -> None:
     refused = (*front, short, *behind[1:])
     with pytest.raises(ValueError, match="token ids"):
         write_outputs(*refused)
+
+
+def test_payloads_are_open_until_the_data_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch([2], 9)
+    layouts = [
+        payload_layout(PayloadKind.SPEC_STATUS, (10,), torch.int32),
+        payload_layout(PayloadKind.TOKEN_IDS, (1, 1 + K), torch.int64),
+    ]
+    raws = [torch.zeros(layout.host_bytes, dtype=torch.uint8) for layout in layouts]
+    tags = [epoch_tag(5, layout.kind) for layout in layouts]
+
+    def stop(*arguments: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(rejection_sampler, "verify_reference", stop)
+    slots, record = torch.zeros(1, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+    table = torch.zeros(1, 1 + K, dtype=torch.int64)
+    outputs = HostOutputs(raws[0], raws[1], None, *tags)
+    arguments: list[Any] = [*batch.arguments()[:-1], outputs, record, slots, table, slots, slots]
+    with pytest.raises(InterruptedError):
+        write_outputs(*arguments)
+    for raw, layout in zip(raws, layouts, strict=True):
+        assert layout.tags(raw).tolist() == [open_tag(5, layout.kind)] * 2
 
 
 def test_the_reference_never_waits_for_the_host() -> None:

@@ -23,7 +23,7 @@ from atom.spec_decode.rejection_sampler import (  # noqa: E402
     write_outputs_reference,
 )
 from atom.spec_decode.sampling import SamplingTensors, thresholds_reference  # noqa: E402
-from atom.transfer.payload import PayloadKind, epoch_tag, payload_layout  # noqa: E402
+from atom.transfer.payload import PayloadKind, epoch_tag, open_tag, payload_layout  # noqa: E402
 
 LENGTHS = [4, 1, 0, 3, 2, 0]
 STEP = 4096
@@ -170,6 +170,22 @@ def compare_logprobs(
     if tagged:
         ends = [raw.view(torch.int64)[:: raw.numel() // 8 - 1] for raw in (expected, found)]
         assert torch.equal(*ends)
+
+
+def check_payloads_are_open_until_the_data_is_written() -> None:
+    from atom.spec_decode.rejection_sampler_triton import _row_parts
+
+    # the first row of the first program is padding
+    batch = make_batch([0, 4, 1], 50)
+    for wanted in (True, False):
+        outputs, _ = host_bytes(batch, tagged=True, wanted=wanted)
+        _row_parts(batch.logits, batch.query_start_loc, 3, K, None, True, wanted, outputs)
+        kinds = (PayloadKind.SPEC_STATUS, PayloadKind.TOKEN_IDS, PayloadKind.LOGPROBS)
+        for raw, kind in zip(outputs[:3], kinds, strict=True):
+            if raw is not None:
+                words = raw.view(torch.int64).tolist()
+                assert words[0] == words[-1] == open_tag(STEP, kind)
+                assert set(words[1:-1]) == {0x5A5A5A5A5A5A5A5A}
 
 
 def check_thresholds() -> None:
