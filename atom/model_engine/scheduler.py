@@ -358,7 +358,6 @@ class Scheduler:
                 del self._prefilling[seq.request_id]
                 self._decoding[seq.request_id] = seq
                 seq.num_pending_outputs += 1
-                seq.num_bonus = 0
         self._open = None
 
     def discard(self, batch: ScheduledBatch) -> None:

@@ -295,6 +295,29 @@ def test_the_prompt_is_cut_at_the_last_boundary_before_its_end() -> None:
     assert again.num_cached_tokens == 16
 
 
+def test_a_prompt_that_ends_on_a_boundary_leaves_a_checkpoint_at_both() -> None:
+    made = scheduler(checkpoints=4)
+    made.add(request(1, 24))
+    ends = []
+    for _ in range(2):
+        batch = launch(made)
+        ends.append((batch.rows[0].context_len + batch.rows[0].query_len, len(batch.saves)))
+    assert ends == [(16, 1), (24, 1)]
+    find = made.block_manager.find_hit
+    assert find(request(2, [1] * 24)).num_tokens == 16, "the same prompt keeps a token to compute"
+    assert find(request(3, [1] * 25)).num_tokens == 24
+
+
+def test_two_equal_prompts_in_one_batch_save_one_checkpoint() -> None:
+    made = scheduler(checkpoints=4)
+    for number in range(2):
+        made.add(request(number, [3] * 9))
+    batch = launch(made)
+    assert [row.query_len for row in batch.rows] == [8, 8]
+    assert len(batch.saves) == 1
+    assert made.stats().checkpoints == 1
+
+
 def test_chunks_end_at_boundaries_and_share_the_budget() -> None:
     made = scheduler(checkpoints=8, max_num_batched_tokens=30)
     for number, length in enumerate((50, 12, 9)):
@@ -570,6 +593,33 @@ def test_who_builds_on_withdrawn_work_computes_anew() -> None:
     made.put_back(reader)
     made.finish(source, FinishReason.ERROR)
     assert list(made.waiting) == [reader, middle], "in order of arrival"
+
+
+def test_a_batch_that_would_resume_from_withdrawn_work_is_not_launched() -> None:
+    made = scheduler(checkpoints=8)
+    made.add(request(0, 9, max_tokens=1))
+    faulty = launch(made).step
+    receive(made, launch(made))
+    reader = request(1, [0] * 9)
+    made.add(reader)
+    batch = made.schedule()
+    assert isinstance(batch, ScheduledBatch)
+    assert len(batch.restores) == 1
+    assert made.withdraw_since(faulty) == []
+    made.confirm(batch)
+    assert (batch.rows, list(made.waiting)) == ([], [reader])
+    again = launch(made)
+    assert [(row.context_len, row.query_len) for row in again.rows] == [(0, 8)]
+
+
+def test_room_that_is_kept_for_the_running_is_given_when_none_runs() -> None:
+    made = scheduler(blocks=20, watermark=0.5, num_drafts=0)
+    made.add(request(0, 4, max_tokens=1))
+    first = launch(made)
+    made.add(request(1, 60, max_tokens=1))
+    assert isinstance(made.schedule(), NeedsDrain), "15 blocks are needed, 19 free, 10 kept"
+    receive(made, first)
+    assert [row.seq.request_id for row in launch(made).rows] == [1]
 
 
 def test_pinned_memory_is_not_given_away() -> None:
