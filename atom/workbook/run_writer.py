@@ -151,6 +151,19 @@ class RunWriter:
         )
         return writer
 
+    @staticmethod
+    def finished_points(path: str | Path) -> frozenset[str]:
+        """Points of a run that could be resumed. Nothing is changed.
+
+        Raises:
+            BadInput: there is no such run, it is damaged, or it is finished.
+        """
+        folder = Path(path)
+        provenance = read_provenance(folder)
+        if provenance.exit_state == "finished":
+            raise BadInput(f"{shown_path(folder)} is finished: nothing of it is left to run")
+        return frozenset(name for name, _ in read_points(folder, provenance.experiment))
+
     @property
     def points(self) -> tuple[str, ...]:
         """Identities of the finished points, in the order in which they were written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -20,16 +21,22 @@ def device_minutes(settings: RaceSettings, seconds: float) -> float:
     return seconds / 60 if settings.device is DeviceChoice.ACCELERATOR else 0.0
 
 
+def processes_of(jobs: Sequence[Job]) -> Counter[str]:
+    """How many of the jobs, a process each, run each arm."""
+    return Counter(point.arm.name for job in jobs for point in job.points)
+
+
 def plan_text(settings: RaceSettings, jobs: Sequence[Job]) -> str:
-    """The arms with trials and seconds, and the whole sweep's expected time."""
-    arms = build_arms(settings)
+    """The arms of these jobs with trials and seconds, and the expected time of all."""
+    processes = processes_of(jobs)
+    arms = [arm for arm in build_arms(settings) if processes[arm.name]]
     lines = [f"{'arm':58} {'trials':>14} {'seconds':>8}"]
     for arm in arms:
-        total = arm.trials * settings.processes
-        seconds = (total + settings.processes * (arm.traced + 1)) * trial_seconds(arm, settings)
-        count = f"{settings.processes} x {arm.trials}"
+        times = processes[arm.name]
+        seconds = times * (arm.trials + arm.traced + 1) * trial_seconds(arm, settings)
+        count = f"{times} x {arm.trials}"
         lines.append(f"{arm.name:58} {count:>14} {seconds:8.1f}")
-    trials = sum(arm.trials for arm in arms) * settings.processes
+    trials = sum(arm.trials * processes[arm.name] for arm in arms)
     seconds = estimate_seconds(jobs, settings)
     lines.append(
         f"{len(arms)} arms, {len(jobs)} processes, {trials} trials on "
@@ -55,7 +62,8 @@ def result_text(trials: pd.DataFrame) -> str:
 
 
 def plan_json(settings: RaceSettings, jobs: Sequence[Job]) -> str:
-    """The plan as JSON: settings, arms with trials and seconds, the whole sweep's time."""
+    """The plan as JSON: settings, arms of these jobs with trials and seconds, the time of all."""
+    processes = processes_of(jobs)
     seconds = estimate_seconds(jobs, settings)
     values = {
         "format": 1,
@@ -67,11 +75,12 @@ def plan_json(settings: RaceSettings, jobs: Sequence[Job]) -> str:
         "arms": [
             {
                 "arm": arm.name,
-                "processes": settings.processes,
+                "processes": processes[arm.name],
                 "trials_per_process": arm.trials,
                 "trial_seconds": trial_seconds(arm, settings),
             }
             for arm in build_arms(settings)
+            if processes[arm.name]
         ],
     }
     return json.dumps(values, indent=1)

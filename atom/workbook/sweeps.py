@@ -209,7 +209,9 @@ def _refuse_other_device(writer: RunWriter, properties: DeviceProperties) -> Non
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m atom sweep``."""
     parser.add_argument(
-        "experiment", choices=[EXPERIMENT, "lifetime", "kernels"], help="what to sweep"
+        "experiment",
+        choices=[EXPERIMENT, "lifetime", "kernels", "engine-fault"],
+        help="what to sweep",
     )
     parser.add_argument(
         "--device",
@@ -292,16 +294,24 @@ def run(arguments: argparse.Namespace) -> int:
         from atom.workbook import kernel_runs
 
         return kernel_runs.sweep(arguments)
+    named = arguments.device is not None or any(n == "device" for n, _ in arguments.parameters)
     if arguments.experiment == "lifetime":
         from atom.workbook import lifetime_runs
 
-        named = arguments.device is not None or any(n == "device" for n, _ in arguments.parameters)
         return lifetime_runs.sweep(arguments, None if named else _present_device())
+    if arguments.experiment == "engine-fault":
+        from atom.workbook import engine_fault_runs
+
+        return engine_fault_runs.sweep(arguments, None if named else _present_device())
     settings = settings_from(arguments)
     if arguments.dry_run:
         _name_what_spoils(settings)
         show = plan_json if arguments.json else plan_text
-        print(show(settings, build_jobs(settings)))
+        jobs = build_jobs(settings)
+        if arguments.resume is not None:
+            done = RunWriter.finished_points(arguments.resume)
+            jobs = [job for job in jobs if job.name not in done]
+        print(show(settings, jobs))
         return 0
     refuse_unwritable(Path(arguments.resume or arguments.out), "folder of runs")
     progress = TerminalProgress()

@@ -147,7 +147,9 @@ os._exit(code)
 
 
 @pytest.mark.usefixtures("same_commit")
-def test_a_crashed_worker_is_told_with_its_last_words_and_does_not_count(tmp_path: Path) -> None:
+def test_a_crashed_worker_is_told_with_its_last_words_and_does_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = RaceSettings.parse({**SMALL, "only": ["main/unpatched/spin"], "processes": 3})
     script = tmp_path / "worker.py"
     script.write_text(WORKER_THAT_CRASHES)
@@ -160,9 +162,16 @@ def test_a_crashed_worker_is_told_with_its_last_words_and_does_not_count(tmp_pat
     assert "signal 6" in result.failures[0]
     assert set(result.run.tables["trials"]["process"]) == {0, 2}
     assert result.run.provenance.exit_state == "failed"
-    # The failed process alone is run again.
+    # The failed process alone is planned, and run again.
+    capsys.readouterr()
+    before = sorted(result.run.path.rglob("*"))
+    assert sweeps.run(parse("--dry-run", "--resume", str(result.run.path))) == 0
+    assert "1 processes, 4 trials" in capsys.readouterr().out
+    assert sorted(result.run.path.rglob("*")) == before
     again = sweep_race(settings, root=tmp_path, resume=result.run.path)
     assert not again.failures
+    with pytest.raises(BadInput, match="nothing of it is left"):
+        sweeps.run(parse("--dry-run", "--resume", str(result.run.path)))
     assert set(again.run.tables["trials"]["point_id"]) == points_of(settings)
 
 
