@@ -81,6 +81,8 @@ def batches() -> dict[str, tuple[Batch, bool]]:
         "forced, warm": (small.with_(forced_bonus=forced, sampling=warm), False),
         "no numbers": (small.with_(logits=nan), True),
         "several chunks": (wide, True),
+        # equal logits in all chunks and words: the first of them counts
+        "equal logits": (wide.with_(logits=wide.logits.clamp(max=4.0)), True),
         "several chunks, warm": (wide.with_(sampling=settings(2, temperature=1.1)), False),
         "no drafts": (make_batch([1, 0, 1], 300, drafts=0), True),
         "seven drafts": (make_batch([8, 5], 300, drafts=7), True),
@@ -166,7 +168,7 @@ def compare_logprobs(
     front = 2 if tagged else 0
     entries = draft_ids.numel() + len(draft_ids)
     one, other = (raw.view(torch.float32)[front : front + entries] for raw in (expected, found))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
     if tagged:
         ends = [raw.view(torch.int64)[:: raw.numel() // 8 - 1] for raw in (expected, found)]
         assert torch.equal(*ends)
@@ -239,7 +241,7 @@ class TestOnHardware:
     def test_a_real_vocabulary_in_a_graph(self) -> None:
         from atom.spec_decode.rejection_sampler import verify
 
-        batch = make_batch([1 + K] * 64, 151936, sampling=mixed_settings(64))
+        batch = make_batch([1 + K] * 16, 151936, sampling=mixed_settings(16))
         expected = batch.arguments()
         verify_reference(*expected)
         moved = batch.to("cuda")
