@@ -110,7 +110,8 @@ def chunked_gated_delta_rule(
     chunks = lay_out_chunks(start, bound + 1, chunk_size)
     place = torch.arange(chunk_size, device=v.device)
     token = (start[chunks.row] + chunks.number * chunk_size)[:, None] + place
-    real = chunks.real[:, None] & (token < start[chunks.row + 1][:, None])
+    # a chunk that is not real counts on from the last row, and so lies behind its end
+    real = token < start[chunks.row + 1][:, None]
     token = torch.where(real, token, 0)
 
     def gather(x: Tensor) -> Tensor:

@@ -98,6 +98,17 @@ def test_a_fresh_row_ignores_its_slot_and_padding_touches_nothing(lengths: list[
     assert {slot for slot in range(len(pool)) if not pool[slot].isnan().all()} == written
 
 
+def test_a_broken_row_does_not_spread() -> None:
+    lengths = [40, 70, 5]
+    inputs = draw(sum(lengths))
+    inputs[2][0] = torch.nan
+    pool = states(3, inputs)
+    outputs = ops.gated_delta_rule_prefill(*inputs, pool, batch(lengths, [0, 1, 2]))
+    assert outputs[:40].isnan().any()
+    assert outputs[40:].isfinite().all()
+    assert pool[[WIDTH, 2 * WIDTH]].isfinite().all()
+
+
 @given(st.lists(st.integers(0, 150), max_size=4), st.integers(0, 2**16))
 @settings(max_examples=15)
 def test_a_prompt_in_pieces_equals_the_prompt(cuts: list[int], seed: int) -> None:
