@@ -30,7 +30,7 @@ from atom.model_engine.scheduler import (
 )
 from atom.model_engine.sequence import FinishReason, SamplingParams
 from atom.model_engine.sequence import Sequence as Request
-from atom.model_engine.step_runner import StepRunner, StepStatus
+from atom.model_engine.step_runner import StepRunner, StepStatus, sends_status
 from atom.model_ops.guard import GuardError, GuardFault, parse_record
 from atom.spec_decode.forced_acceptance import ForcedAcceptance
 
@@ -177,7 +177,7 @@ class LLMEngine:
             self._receive_statuses()
         self.scheduler.confirm(batch)
         if not batch.rows:
-            self._receive_outputs(0)
+            self._drain()
             return
         self._launch(batch)
         if deferred:
@@ -216,8 +216,15 @@ class LLMEngine:
         counters.steps += 1
         self.runner.launch(batch, forced)
         self.scheduler.launched(batch)
-        if batch.produces_output:
-            self._in_flight.append(_InFlight(batch, accepted))
+        if not batch.produces_output:
+            return
+        entry = _InFlight(batch, accepted)
+        if not sends_status(batch, self.settings):
+            # nothing was drafted, so nothing can be rejected: the host knows it without a transfer
+            entry.status_received = True
+            nothing = [0] * len(batch.rows)
+            self.scheduler.update_from_status(batch, nothing, nothing)
+        self._in_flight.append(entry)
 
     def _drain(self) -> None:
         """Receive everything that is in flight."""

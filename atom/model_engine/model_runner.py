@@ -38,14 +38,14 @@ from atom.model_engine.step_kernels import (
     SAVE_STATES,
     StepModel,
 )
-from atom.model_engine.step_runner import StepOutput, StepStatus
+from atom.model_engine.step_runner import StepOutput, StepStatus, sends_status
 from atom.model_ops.guard import CLEAR_RECORD, RECORD_WORDS
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
 from atom.models.registry import register, release
 from atom.spec_decode.dspark import COMPUTE_ELL, EllResolver
 from atom.spec_decode.dspark_verify import EllRing
-from atom.transfer.payload import Payload, epoch_tag
+from atom.transfer.payload import Payload, PayloadKind, epoch_tag
 
 #: place of the packed token ids among the scratch tensors
 _INPUT_IDS = 3
@@ -302,13 +302,16 @@ class ModelRunner:
         """
         processor, buffers, rows = self.processor, self.buffers, shape.rows
         step, query = batch.step, self.settings.query_tokens
-        status = processor.spec_status.new_verdict(
-            step, rows, record_words=RECORD_WORDS, opened=False
-        )
-        payloads = [status, processor.new_token_ids(step, (rows, query), opened=False)]
+        ids = processor.new_token_ids(step, (rows, query), opened=False)
+        status = None
+        if sends_status(batch, self.settings):
+            status = processor.spec_status.new_verdict(
+                step, rows, record_words=RECORD_WORDS, opened=False
+            )
+        payloads = [ids]
         if self.settings.logprobs:
             payloads.append(processor.new_logprobs(step, (rows, query), opened=False))
-        tags = [_tag(payload) for payload in payloads]
+        unsent = buffers.unsent_status(rows, ids.layout.tagged)
         self.device.launch(
             SAMPLE,
             (
@@ -322,6 +325,7 @@ class ModelRunner:
                 buffers.record,
             ),
             (
+                unsent if status is None else status.raw,
                 *(payload.raw for payload in payloads),
                 buffers.token_table,
                 buffers.num_bonus,
@@ -333,14 +337,15 @@ class ModelRunner:
                 shape.is_prefill,
                 all_greedy(batch),
                 forced,
-                tags[0],
-                tags[1],
-                tags[2] if len(tags) > 2 else 0,
+                epoch_tag(step, PayloadKind.SPEC_STATUS) if ids.layout.tagged else 0,
+                _tag(ids),
+                _tag(payloads[1]) if len(payloads) > 1 else 0,
             ),
         )
-        processor.spec_status.send(status)
-        processor.send_to_cpu_async(*payloads[1:])
-        self._statuses.append(_Sent(len(batch.rows), rows))
+        if status is not None:
+            processor.spec_status.send(status)
+            self._statuses.append(_Sent(len(batch.rows), rows))
+        processor.send_to_cpu_async(*payloads)
         self._outputs.append(_Sent(len(batch.rows), rows))
 
     def _send_drafts(self, batch: ScheduledBatch, rows: int) -> None:

@@ -19,6 +19,12 @@ from atom.model_engine.step_kernels import ZERO
 from atom.model_ops.guard import RECORD_WORDS
 from atom.models.caches import ModelCaches
 from atom.models.model_config import ModelConfig
+from atom.transfer.payload import PayloadKind, PayloadLayout, payload_layout
+
+
+def _status_layout(rows: int, tagged: bool) -> PayloadLayout:
+    shape = (2 * rows + RECORD_WORDS,)
+    return payload_layout(PayloadKind.SPEC_STATUS, shape, torch.int32, None, tagged)
 
 
 class StepBuffers:
@@ -80,6 +86,7 @@ class StepBuffers:
         self.draft_ids = self._zeros((most, max(drafts, 1)), torch.int64)
         self.confidence = self._zeros((most, max(drafts, 1)), torch.float32)
         self.record = self._zeros((RECORD_WORDS,), torch.int32)
+        self._status = self._zeros((_status_layout(most, True).host_bytes,), torch.uint8)
         self.scratch: tuple[Tensor, ...] = (
             self._zeros((most + 1,), torch.int32),
             self._zeros((tokens,), torch.int64),
@@ -107,6 +114,10 @@ class StepBuffers:
             self._zeros((conv[0], count, config.linear_conv_kernel_dim - 1, conv[3]), dtype),
             self._zeros((recurrent[0], count, *recurrent[2:]), torch.float32),
         )
+
+    def unsent_status(self, rows: int, tagged: bool) -> Tensor:
+        """Where the sampler puts the status of a step that sends none: uint8, never copied."""
+        return self._status[: _status_layout(rows, tagged).host_bytes]
 
     @property
     def states(self) -> tuple[Tensor, ...]:

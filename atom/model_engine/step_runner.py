@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from atom.model_engine.scheduler import ScheduledBatch
+from atom.model_engine.engine_settings import EngineSettings
+from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,20 @@ class StepOutput:
     draft_ids: Sequence[Sequence[int]] | None = None
 
 
+def sends_status(batch: ScheduledBatch, settings: EngineSettings) -> bool:
+    """Whether a batch's status goes to the host: of decode steps with drafts alone.
+
+    Without drafts every row keeps its one token, which is why an engine without speculation has no
+    status that could be stale.
+    """
+    return batch.kind is BatchKind.DECODE and settings.draft_tokens > 0
+
+
 class StepRunner(Protocol):
     """Launches steps and hands out their results in the order of the steps.
 
-    A batch that produces output has one status and one output; the engine receives the status
-    first. Nothing in :meth:`launch` waits for the device.
+    A batch that produces output has one output, and a status if :func:`sends_status`; the engine
+    receives the status first. Nothing in :meth:`launch` waits for the device.
     """
 
     def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
