@@ -11,6 +11,8 @@ from typing import Any
 
 from atom.workbook.results import scrub, write_atomically
 
+#: tag of the cells that papermill adds around one that raised
+ERROR_CELL_TAG = "papermill-error-cell-tag"
 _TRACEBACK_LINES = 12
 _CGROUP_EVENTS = (
     Path("/sys/fs/cgroup/memory.events"),

@@ -21,6 +21,7 @@ from atom.lifetime.detector_rows import Detector, Result
 from atom.lifetime.sanitizer import sanitizer
 from atom.workbook.detector_record import EXPERIMENT as DETECTORS
 from atom.workbook.lifetime_runs import record_lifetime
+from atom.workbook.notebook_progress import notebook_progress
 from atom.workbook.records import Run, load_published, load_runs
 from atom.workbook.sweep_progress import SweepProgress
 
@@ -56,12 +57,13 @@ def gather_runs(
     Args:
         settings: of the notebook.
         simulated_root, hardware_root: folders of new runs.
-        progress: told what the experiment does.
+        progress: told what it does; by default the runner that executes the notebook.
 
     Raises:
         BadInput: ``records`` holds no usable run.
         DeviceError: no accelerator, or no stream that can be parked.
     """
+    progress = progress or notebook_progress()
     runs: list[Run] = []
     problems: list[str] = []
     if settings.records:

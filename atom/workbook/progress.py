@@ -69,6 +69,7 @@ class Progress:
         self._done: set[str] = set()
         self._began: dict[str, float] = {}
         self._cells: dict[str, tuple[int, int]] = {}
+        self._sweeps: dict[str, str] = {}
         self._last_line = time.monotonic()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
@@ -122,13 +123,18 @@ class Progress:
             self._bars.update(self._tasks[stem], completed=done, total=total)
         self.tick()
 
+    def sweep(self, stem: str, text: str) -> None:
+        """How far the sweep is that a notebook runs; empty if it runs none."""
+        self._sweeps[stem] = text
+
     def tick(self) -> None:
         """Some time has passed."""
         now = time.monotonic()
         if self._bars is not None:
             left = self._left_text(now)
             for stem in self._began:
-                self._bars.update(self._tasks[stem], left=left)
+                sweep = self._sweeps.get(stem, "")
+                self._bars.update(self._tasks[stem], left=f"{sweep or left}")
         elif now - self._last_line >= LINE_SECONDS and self._began:
             self._last_line = now
             running = ", ".join(self._where(stem) for stem in self._began)
@@ -138,7 +144,8 @@ class Progress:
         if stem not in self._cells:
             return f"{stem} starting"
         done, total = self._cells[stem]
-        return f"{stem} {done} of {total} cells"
+        sweep = self._sweeps.get(stem, "")
+        return f"{stem} {done} of {total} cells" + (f" ({sweep})" if sweep else "")
 
     def _left_text(self, now: float) -> str:
         rest = {}

@@ -8,9 +8,10 @@ from pathlib import Path
 from atom.config import DeviceChoice, RaceMicrobenchmarkSettings
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.workbook.notebook_progress import notebook_progress
 from atom.workbook.race_analysis import most_complete
 from atom.workbook.records import Run, load_runs
-from atom.workbook.sweeps import EXPERIMENT, NoProgress, SweepProgress, run_race
+from atom.workbook.sweeps import EXPERIMENT, SweepProgress, run_race
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ def gather_runs(
     Args:
         settings: of the notebook.
         simulated_root, hardware_root: folders of new runs.
-        progress: told what a sweep does.
+        progress: told what a sweep does; by default the runner that executes the notebook.
 
     Raises:
         BadInput: ``records`` holds no usable run.
         DeviceError: no accelerator, or a process of the sweep failed.
     """
-    progress = progress or NoProgress()
+    progress = progress or notebook_progress()
     runs: list[Run] = []
     problems: list[str] = []
     if settings.records:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from atom.errors import BadInput
+from atom.workbook.endings import ERROR_CELL_TAG
 from atom.workbook.results import write_atomically
 
 MANIFEST_FILE = "manifest.json"
-_ADDED = {"injected-parameters", "papermill-error-cell-tag"}
+_ADDED = {"injected-parameters", ERROR_CELL_TAG}
 
 
 def source_sha256(path: Path) -> str:

@@ -29,6 +29,7 @@ from atom.workbook.kernels import (
     refuse_unready,
     write_kernel_spec,
 )
+from atom.workbook.notebook_progress import latest, progress_file
 from atom.workbook.notebooks import NOTEBOOKS, NotebookSpec, execution_order, find_notebook
 from atom.workbook.parameters import ReportTarget, assign
 from atom.workbook.progress import Progress
@@ -196,6 +197,8 @@ class _Run:
                     try:
                         stem, event = self.events.get(timeout=_TICK_SECONDS)
                     except queue.Empty:
+                        for stem in self.running:
+                            progress.sweep(stem, latest(progress_file(self.folder, stem)))
                         progress.tick()
                         continue
                     if event["event"] == "cell":

@@ -9,11 +9,10 @@ from typing import Any
 from jinja2 import pass_context
 
 from atom.errors import BadInput
+from atom.workbook.endings import ERROR_CELL_TAG
 from atom.workbook.results import Execution
 from atom.workbook.site_html import template, text
 
-#: cells that papermill adds around one that raised
-_ERROR_TAG = "papermill-error-cell-tag"
 _FALLEN = "ClaimFell"
 
 
@@ -38,7 +37,7 @@ def notebook_body(path: Path, execution: Execution | None = None) -> tuple[str, 
         if output.output_type == "error"
     ]
     notebook.cells = [
-        cell for cell in notebook.cells if _ERROR_TAG not in cell.metadata.get("tags", ())
+        cell for cell in notebook.cells if ERROR_CELL_TAG not in cell.metadata.get("tags", ())
     ]
     try:
         body, _ = _exporter().from_notebook_node(notebook)

@@ -22,6 +22,7 @@ from atom.errors import NotebookFailed
 from atom.workbook import endings
 from atom.workbook.endings import Trace
 from atom.workbook.kernels import JOB_VARIABLE, end_marked
+from atom.workbook.notebook_progress import PROGRESS_VARIABLE, progress_file
 from atom.workbook.results import extract_result, scrub, write_atomically
 
 _STATES = {"ClaimFell": "fell", "BadInput": "bad input"}
@@ -68,6 +69,8 @@ def execute(task: dict[str, Any], events: TextIO) -> tuple[str, str]:
     failed = folder / f"{task['stem']}.failed.ipynb"
     limit = task.get("cell_seconds")
     trace = Trace()
+    # the kernel inherits it
+    os.environ[PROGRESS_VARIABLE] = str(progress_file(folder, task["stem"]))
     papermill_engines.register("atom", _reporting_engine(events, trace, partial))
     try:
         papermill.execute_notebook(
@@ -126,6 +129,12 @@ def _publish(task: dict[str, Any], partial: Path) -> None:
     """Move an executed notebook and its result into the report folder."""
     stem, folder, root = task["stem"], Path(task["folder"]), Path(task["root"])
     notebook = json.loads(scrub(partial.read_text(encoding="utf-8"), root, folder))
+    # what papermill puts around a cell that raised: the report says it in its own words
+    notebook["cells"] = [
+        cell
+        for cell in notebook["cells"]
+        if endings.ERROR_CELL_TAG not in cell["metadata"].get("tags", ())
+    ]
     facts = notebook["metadata"].get("papermill", {})
     facts.pop("environment_variables", None)
     facts["input_path"], facts["output_path"] = f"notebooks/{stem}.ipynb", f"{stem}.ipynb"

@@ -1,0 +1,58 @@
+"""How far a notebook's own sweep is, from the kernel to the runner's lines."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from atom.workbook import notebook_progress, progress
+from atom.workbook.notebook_progress import FileProgress, latest, progress_file
+from atom.workbook.progress import Progress
+from atom.workbook.sweep_progress import NoProgress
+
+
+def test_the_latest_line_stands_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = progress_file(tmp_path, "02")
+    path.parent.mkdir()
+    monkeypatch.setattr(notebook_progress, "_EVERY_SECONDS", 0.0)
+    told = FileProgress(path)
+    told.start(200, 30.0)
+    assert latest(path) == "200 trials, about 30 s"
+    told.advance(50)
+    assert latest(path).startswith("50 of 200 trials, about ")
+    told.stop()
+    assert latest(path) == ""
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    told = FileProgress(tmp_path / "nowhere" / "x")
+    told.start(1, 1.0)
+    told.advance(1)
+    told.stop()
+
+
+def test_without_a_runner_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(notebook_progress.PROGRESS_VARIABLE, raising=False)
+    assert isinstance(notebook_progress.notebook_progress(), NoProgress)
+    monkeypatch.setenv(notebook_progress.PROGRESS_VARIABLE, "somewhere")
+    assert isinstance(notebook_progress.notebook_progress(), FileProgress)
+
+
+def test_the_runner_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    stream = io.StringIO()
+    with Progress(["02"], {"02": 60.0}, stream=stream) as shown:
+        shown.start("02")
+        shown.cells("02", 3, 37)
+        shown.sweep("02", "50 of 200 trials, about 9 s left")
+        shown.tick()
+        shown.sweep("02", "")
+        shown.tick()
+    lines = stream.getvalue().splitlines()
+    assert "02 3 of 37 cells (50 of 200 trials, about 9 s left); about " in lines[-2]
+    assert "trials" not in lines[-1]
