@@ -27,6 +27,11 @@ def all_greedy(batch: ScheduledBatch) -> bool:
     return all(row.seq.params.temperature == 0 for row in batch.rows)
 
 
+def any_filter(batch: ScheduledBatch) -> bool:
+    """Whether any request draws from less than the whole vocabulary."""
+    return any(row.seq.params.top_k > 0 or row.seq.params.top_p < 1 for row in batch.rows)
+
+
 def metadata_array(batch: ScheduledBatch, max_rows: int) -> IntArray:
     """int32 ``[4, max_rows]``: context lengths, query lengths, state groups, accepted tokens."""
     values = np.zeros((4, max_rows), dtype=np.int32)

@@ -19,6 +19,7 @@ from atom.model_engine.batch_arrays import (
     BlockTables,
     PrefillArrays,
     all_greedy,
+    any_filter,
     metadata_array,
     padded_counts,
     sampling_arrays,
@@ -295,7 +296,7 @@ class ModelRunner:
     ) -> None:
         """Sample into fresh payloads, then send them: the status first, the host waits on it.
 
-        The sampler writes data and tags in one launch, so nothing opens the payloads before it.
+        The sampler's first launch opens them, its last one writes data and tags.
 
         The payloads die with this call. Nothing but the protocol keeps them alive until their
         copies have run.
@@ -336,6 +337,7 @@ class ModelRunner:
                 shape.tokens,
                 shape.is_prefill,
                 all_greedy(batch),
+                any_filter(batch),
                 forced,
                 epoch_tag(step, PayloadKind.SPEC_STATUS) if ids.layout.tagged else 0,
                 _tag(ids),

@@ -141,6 +141,7 @@ def sample(
     tokens: int,
     is_prefill: bool,
     all_greedy: bool,
+    filtered: bool,
     forced: bool,
     status_tag: int,
     ids_tag: int,
@@ -171,7 +172,7 @@ def sample(
     if not all_greedy:
         positions = (metadata[CONTEXT_LENS, :rows] + ahead).long()
         sampling = SamplingTensors(
-            numbers[0, :rows], top_k[:rows], numbers[1, :rows], seeds[:rows], positions
+            numbers[0, :rows], top_k[:rows], numbers[1, :rows], seeds[:rows], positions, filtered
         )
     write_outputs(
         logits,
