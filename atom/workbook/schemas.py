@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from atom.benchmarks.engine_fault_rows import EngineFaultRow
+from atom.benchmarks.engine_speed_rows import DeviceTimeRow, FloorRow, MemoryRow, SpeedRow
 from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow
 from atom.benchmarks.kernel_rows import KernelRow
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
@@ -17,6 +19,13 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "detectors": {"detectors": DetectorRow, "slowdown": SlowdownRow},
     "lifetime": {"trials": LifetimeRow},
     "kernels": {"samples": KernelRow},
+    "engine_fault": {"arms": EngineFaultRow},
+    "engine_speed": {
+        "samples": SpeedRow,
+        "device_time": DeviceTimeRow,
+        "floors": FloorRow,
+        "memory": MemoryRow,
+    },
     "foreign": {
         "programs": ForeignRow,
         "findings": ForeignFindingRow,
@@ -37,6 +46,13 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "lifetime": {"trials": ("point_id",)},
     "kernels": {"samples": ("point_id", "arm", "repeat")},
+    "engine_fault": {"arms": ("point_id",)},
+    "engine_speed": {
+        "samples": ("point_id", "arm", "repeat"),
+        "device_time": ("point_id", "arm", "category"),
+        "floors": ("point_id", "arm", "part"),
+        "memory": ("point_id", "part"),
+    },
     "foreign": {
         "programs": ("program",),
         "findings": ("program", "number"),

@@ -210,7 +210,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m atom sweep``."""
     parser.add_argument(
         "experiment",
-        choices=[EXPERIMENT, "lifetime", "kernels", "engine-fault"],
+        choices=[EXPERIMENT, "lifetime", "kernels", "engine-fault", "engine-speed"],
         help="what to sweep",
     )
     parser.add_argument(
@@ -303,6 +303,10 @@ def run(arguments: argparse.Namespace) -> int:
         from atom.workbook import engine_fault_runs
 
         return engine_fault_runs.sweep(arguments, None if named else _present_device())
+    if arguments.experiment == "engine-speed":
+        from atom.workbook import engine_speed_runs
+
+        return engine_speed_runs.sweep(arguments, None if named else _present_device())
     settings = settings_from(arguments)
     if arguments.dry_run:
         _name_what_spoils(settings)
