@@ -22,7 +22,8 @@ _TRANSFER = {"device"} | _BASE
 _SPEC_DECODE = {"model_ops", "transfer"} | _MODEL_OPS
 _MODELS = {"model_ops"} | _MODEL_OPS
 _SPEC_DECODE |= {"models"} | _MODELS
-_MODEL_ENGINE = {"spec_decode"} | _SPEC_DECODE
+_KV_TRANSFER = {"transfer", "models"} | _MODELS
+_MODEL_ENGINE = {"spec_decode", "kv_transfer"} | _SPEC_DECODE
 _ENTRYPOINTS = {"model_engine"} | _MODEL_ENGINE
 _BENCHMARKS = {"lifetime", "entrypoints"} | _ENTRYPOINTS
 _WORKBOOK = {"benchmarks"} | _BENCHMARKS
@@ -38,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": _MODELS,
     "transfer": _TRANSFER,
     "spec_decode": _SPEC_DECODE,
+    "kv_transfer": _KV_TRANSFER,
     "model_engine": _MODEL_ENGINE,
     "benchmarks": _BENCHMARKS,
     "workbook": _WORKBOOK,
