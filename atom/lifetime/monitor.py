@@ -14,7 +14,7 @@ from typing import Any
 from atom.lifetime.advice import fix_for
 from atom.lifetime.findings import Edge, Finding, Kind, Report, Use
 from atom.lifetime.happens_before import HappensBefore, StreamKey
-from atom.lifetime.shadow import NO_VIEW, Access, Block, Ghosts, View
+from atom.lifetime.shadow import NO_VIEW, Access, Block, Ghosts, View, outlasting
 from atom.lifetime.sites import UNKNOWN, RawSite, as_site, deeper
 
 #: accesses to remember for one block
@@ -151,8 +151,13 @@ class Monitor:
             self.pinned -= 1
             return
         if block.inherited:
-            left += self._outlived(block)
-        self._ghosts.put(block.base, block.base + block.size, left[-_MOST_ACCESSES:])
+            left += [
+                access
+                for access in block.inherited
+                if not order.host_knows(access.stream, access.number)
+            ]
+        left = outlasting(left, block.base, block.base + block.size)
+        self._ghosts.put(block.base, block.base + block.size, left[:_MOST_ACCESSES])
         if len(self._ghosts) > self._ghosts.most:
             lost = self._ghosts.trim(lambda a: order.host_knows(a.stream, a.number))
             if lost:
@@ -160,19 +165,6 @@ class Monitor:
                     f"uses of {lost} freed ranges were forgotten for space: a later race with "
                     "them would be missed"
                 )
-
-    def _outlived(self, block: Block) -> list[Access]:
-        """Former owners' uses of interest: those that no later use on their stream stands for."""
-        host_knows = self.order.host_knows
-        gapless = [access for access in block.accesses.values() if access.view.strides is None]
-        return [
-            earlier
-            for earlier in block.inherited
-            if not host_knows(earlier.stream, earlier.number)
-            and not any(
-                access.stream == earlier.stream and access.covers(earlier) for access in gapless
-            )
-        ]
 
     def drop_pinned(self, block: Block) -> None:
         """A pinned block is gone, and its allocator has waited for what used it."""
@@ -255,7 +247,11 @@ class Monitor:
 
     def _check_inherited(self, block: Block, access: Access) -> None:
         kept = []
-        for earlier in self._outlived(block):
+        for earlier in outlasting(
+            [*block.accesses.values(), *block.inherited], block.base, block.base + block.size
+        ):
+            if earlier.block is block:
+                continue
             if self._unordered(earlier, access):
                 self._found_reuse(earlier, access)
             elif not (

@@ -198,6 +198,32 @@ class Block:
         self.inherited_from = streams.pop() if len(streams) == 1 else None
 
 
+def outlasting(accesses: list[Access], lo: int, hi: int) -> list[Access]:
+    """Those of ``accesses`` that no later one on the same stream stands for, newest first.
+
+    What is not ordered after the earlier of two is not ordered after the later one either, which
+    reaches over the same bytes and is a write if the other is. Only bytes ``[lo, hi)`` count: a
+    freed block may have been split.
+    """
+    if len(accesses) < 2:
+        return accesses
+    kept: list[Access] = []
+    for access in sorted(accesses, key=lambda each: each.number, reverse=True):
+        first, last = max(access.lo, lo), min(access.hi, hi)
+        for later in kept:
+            if (
+                later.stream == access.stream
+                and (later.write or not access.write)
+                and later.view.strides is None
+                and max(later.lo, lo) <= first
+                and last <= min(later.hi, hi)
+            ):
+                break
+        else:
+            kept.append(access)
+    return kept
+
+
 class Ghosts:
     """Uses of bytes that nobody owns at present, by address. Ranges do not overlap.
 

@@ -270,6 +270,26 @@ def test_a_write_by_the_same_stream_stands_for_what_was_before() -> None:
     assert story.kinds() == [Kind.UNORDERED_WRITES]
 
 
+def test_a_history_does_not_grow_with_splits_and_merges() -> None:
+    story = Story()
+    longest = 0
+    for number in range(60):
+        sizes = (3072,) if number % 2 else (512, 1024, 1536)
+        base, blocks = 8192, []
+        for size in sizes:
+            block = story.own(base=base, size=size)
+            longest = max(longest, len(block.inherited))
+            # a tensor that leaves the end of its block alone, each time another part of it
+            story.use(block, 0, write=True, lo=0, hi=size - 8 * (number % 7))
+            story.use(block, 0, write=False, lo=0, hi=size // 2)
+            blocks.append(block)
+            base += size
+        for block in blocks:
+            story.drop(block)
+    assert longest <= 24
+    assert story.kinds() == []
+
+
 def test_a_free_hands_on_what_no_later_use_stands_for() -> None:
     story = Story()
     old = story.own(size=2048)
