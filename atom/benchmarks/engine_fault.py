@@ -15,21 +15,27 @@ import logging
 import random
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
-from pydantic import AfterValidator, Field
+import torch
 
+from atom.benchmarks.engine_fault_arms import (
+    EngineFaultSettings,
+    FaultArm,
+    build_arms,
+    point_id,
+)
 from atom.benchmarks.engine_fault_rows import EngineFaultRow
 from atom.benchmarks.lifetime_paths import own_queue_stream
-from atom.config import CopyProtocol, DeviceChoice, GuardMode, Settings
+from atom.config import DeviceChoice
 from atom.device import Device, open_device
-from atom.device.interface import Stream
-from atom.errors import BadInput, DeviceError
+from atom.device.interface import DeviceKind, Stream
+from atom.errors import DeviceError
 from atom.model_engine import debug_checks
 from atom.model_engine.engine_builder import build_engine, load_model
-from atom.model_engine.engine_settings import EngineSettings, StatusCheck
+from atom.model_engine.engine_settings import EngineSettings
 from atom.model_engine.llm_engine import LLMEngine
 from atom.model_engine.model_runner import ModelRunner
 from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch
@@ -39,86 +45,13 @@ from atom.models.weights import LoadedModel
 from atom.transfer.copy_protocol import UnpatchedWarning
 
 EXPERIMENT = "engine_fault"
-REFERENCE = "hold"
-_PARK_SECONDS = 0.01
+PARK_SECONDS = 0.01
 _GUARD_VALUE = re.compile(r"num_accepted_tokens (-?\d+)")
-
-
-def _no_budget_twice(values: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(values)) != len(values):
-        raise ValueError("a token budget stands twice")
-    return values
-
-
-class EngineFaultSettings(Settings):
-    """Settings of the engine-fault experiment; see the module's text."""
-
-    device: DeviceChoice = DeviceChoice.VIRTUAL
-    """virtual (no GPU needed) or accelerator (CUDA or HIP)."""
-
-    device_profile: str = Field("MI355X", pattern=r"^[A-Za-z0-9_.-]+$")
-    """Profile of the virtual device; ignored on an accelerator."""
-
-    model: str = Field("preset:tiny", min_length=1)
-    """A checkpoint folder, or preset:NAME for random weights."""
-
-    token_budgets: Annotated[
-        tuple[Annotated[int, Field(ge=64, le=2**20)], ...],
-        Field(min_length=1),
-        AfterValidator(_no_budget_twice),
-    ] = (512, 1024, 2048)
-    """Token budgets of a prefill step; a stale bonus should show the budget."""
-
-    requests: int = Field(31, ge=1, le=511)
-    """Requests that decode; one more brings the long prompt."""
-
-    prompt_tokens: int = Field(12, ge=1, le=4096)
-    """Tokens of their prompts."""
-
-    output_tokens: int = Field(24, ge=4, le=4096)
-    """Tokens that each of them generates."""
-
-    chunks: int = Field(4, ge=2, le=64)
-    """Full chunks of the long prompt."""
-
-    store_bytes: int = Field(256 * 2**20, ge=0, le=2**36)
-    """Bytes of the store ahead of each decode step, on the copy stream."""
-
-    only: tuple[str, ...] = ()
-    """Arms to run, by name; empty runs all. The reference runs in any case."""
-
-    seed: int = Field(42, ge=0, le=2**31 - 1)
-    """Seed of weights and prompts."""
-
-
-@dataclass(frozen=True)
-class FaultArm:
-    """A protocol and the nets below it."""
-
-    name: str
-    protocol: CopyProtocol
-    epoch_tag: bool = True
-    status_check: StatusCheck = StatusCheck.RAISE
-    guard: GuardMode = GuardMode.REPORT
-
-
-#: the reference first; the arm that may end the process last
-ARMS = (
-    FaultArm(REFERENCE, CopyProtocol.HOLD),
-    FaultArm("hold, again", CopyProtocol.HOLD),
-    FaultArm("hold, no net", CopyProtocol.HOLD, False, StatusCheck.DEBUG, GuardMode.NONE),
-    FaultArm("record_stream", CopyProtocol.RECORD_STREAM),
-    FaultArm("blocking", CopyProtocol.BLOCKING),
-    FaultArm("zero_copy", CopyProtocol.ZERO_COPY),
-    FaultArm("unpatched, epoch tag", CopyProtocol.UNPATCHED),
-    FaultArm("unpatched, host check", CopyProtocol.UNPATCHED, False, StatusCheck.RAISE),
-    FaultArm("unpatched, guard", CopyProtocol.UNPATCHED, False, StatusCheck.DEBUG),
-    FaultArm("unpatched, no net", CopyProtocol.UNPATCHED, False, StatusCheck.DEBUG, GuardMode.NONE),
-)
+_SHOWN_VALUES = 8
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What one arm showed."""
 
     middle_chunks: int = 0
@@ -136,12 +69,25 @@ class _Seen:
     failed: dict[str, str] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
     crash: str | None = None
+    exit_code: int | None = None
+    draft_tokens: int = 0
+    #: num_bonus of each status that was received, in order; None where the tag refused it
+    bonuses: list[list[int] | None] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "done": sorted(self.done)}
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        """The inverse of :meth:`plain`."""
+        return cls(**{**values, "done": set(values["done"])})
 
 
 class _DebugLines(logging.Handler):
     """Counts the debug checks' lines."""
 
-    def __init__(self, seen: _Seen) -> None:
+    def __init__(self, seen: Seen) -> None:
         super().__init__()
         self._seen = seen
 
@@ -158,7 +104,7 @@ class LoadedRunner(ModelRunner):
     """A runner whose decode steps find a bulk store ahead of them on the copy stream."""
 
     store_bytes = 0
-    seen: _Seen
+    seen: Seen
     budget = 0
 
     def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
@@ -172,9 +118,11 @@ class LoadedRunner(ModelRunner):
     def receive_status(self) -> StepStatus:
         """Look at the status that the engine gets."""
         self.seen.statuses += 1
+        self.seen.bonuses.append(None)
         status = super().receive_status()
         drafts = self.settings.draft_tokens
         bonus = list(status.num_bonus)
+        self.seen.bonuses[-1] = bonus
         self.seen.largest_bonus = max([self.seen.largest_bonus, *bonus])
         self.seen.budget_statuses += self.budget in bonus
         bad = [
@@ -183,20 +131,6 @@ class LoadedRunner(ModelRunner):
         ]
         self.seen.impossible += any(bad)
         return status
-
-
-def build_arms(settings: EngineFaultSettings) -> list[FaultArm]:
-    """The arms of the settings, the reference among them, in the order in which they run.
-
-    Raises:
-        BadInput: an unknown arm.
-    """
-    known = [arm.name for arm in ARMS]
-    for name in settings.only:
-        if name not in known:
-            raise BadInput(f"only: no arm {name!r}; known: {', '.join(known)}")
-    wanted = {*(settings.only or known), REFERENCE}
-    return [arm for arm in ARMS if arm.name in wanted]
 
 
 def engine_settings(
@@ -233,9 +167,13 @@ def run_arm(
     arm: FaultArm,
     token_budget: int,
     stream: Stream,
-) -> _Seen:
-    """Run one arm to its end, or to the engine's, with ``stream`` as its copy stream."""
-    seen = _Seen()
+    tell: Callable[[Seen], None] = lambda _: None,
+) -> Seen:
+    """Run one arm to its end, or to the engine's, with ``stream`` as its copy stream.
+
+    ``tell`` is called behind each step, with what was seen so far.
+    """
+    seen = Seen()
     # every arm finds the allocator as the first one did
     gc.collect()
     device.synchronize()
@@ -244,6 +182,10 @@ def run_arm(
     logger = logging.getLogger(debug_checks.__name__)
     logger.addHandler(handler)
     engine = None
+    threads = torch.get_num_threads()
+    if device.properties.kind is DeviceKind.VIRTUAL:
+        # matrices of a tiny model: more threads would wait for each other
+        torch.set_num_threads(1)
     try:
         engine = build_engine(
             loaded.model,
@@ -256,14 +198,16 @@ def run_arm(
         runner = engine.runner
         assert isinstance(runner, LoadedRunner)
         runner.seen, runner.budget = seen, token_budget
+        seen.draft_tokens = runner.settings.draft_tokens
         # a first transfer of that size makes its buffers, which may synchronise
         if settings.store_bytes:
             device.traffic(settings.store_bytes, "d2h")
             device.synchronize()
-        _serve(engine, runner, settings, token_budget, seen)
+        _serve(engine, runner, settings, arm, token_budget, seen, tell)
     except Exception as error:
         seen.crash = f"{type(error).__name__}: {error}"
     finally:
+        torch.set_num_threads(threads)
         logger.removeHandler(handler)
         if engine is not None:
             _close(engine)
@@ -282,8 +226,10 @@ def _serve(
     engine: LLMEngine,
     runner: LoadedRunner,
     settings: EngineFaultSettings,
+    arm: FaultArm,
     token_budget: int,
-    seen: _Seen,
+    seen: Seen,
+    tell: Callable[[Seen], None],
 ) -> None:
     generator = random.Random(settings.seed)
     vocabulary = engine.vocab_size or 2
@@ -297,15 +243,18 @@ def _serve(
     # all of them decode before the long prompt comes
     while engine.counters.decode_steps < 2:
         _take(engine, seen)
-    runner.store_bytes = settings.store_bytes
-    engine.add_request(prompt(settings.chunks * token_budget + 1), params, request_id="long")
+    runner.store_bytes = settings.store_bytes if arm.store else 0
+    # a prompt that fits into the budget is one chunk, and its step drains the status
+    length = settings.chunks * token_budget + 1 if arm.middle_chunks else token_budget // 2
+    engine.add_request(prompt(length), params, request_id="long")
     while engine.has_unfinished_requests():
         _take(engine, seen)
+        tell(seen)
         if runner.store_bytes and seen.middle_chunks >= settings.chunks:
             runner.store_bytes = 0
 
 
-def _take(engine: LLMEngine, seen: _Seen) -> None:
+def _take(engine: LLMEngine, seen: Seen) -> None:
     for output in engine.step():
         seen.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
         if output.error is not None:
@@ -320,13 +269,17 @@ def _take(engine: LLMEngine, seen: _Seen) -> None:
 
 
 def row_of(
-    settings: EngineFaultSettings, arm: FaultArm, budget: int, seen: _Seen, reference: _Seen
+    settings: EngineFaultSettings, arm: FaultArm, budget: int, seen: Seen, reference: Seen
 ) -> EngineFaultRow:
     """What an arm showed, beside the reference."""
     both = seen.done & reference.done
+    error = seen.crash or next(iter(seen.failed.values()), None)
+    wrong, right = first_wrong_status(seen, reference)
+    differing = [value for value, own in zip(wrong, right, strict=True) if value != own]
+    legal = [value for value in differing if 0 <= value <= reference.draft_tokens]
     changed = [name for name in both if seen.tokens[name] != reference.tokens[name]]
     return EngineFaultRow(
-        point_id=f"{arm.name}/{budget}",
+        point_id=point_id(arm, budget),
         arm=arm.name,
         protocol=arm.protocol,
         guard=arm.guard,
@@ -334,7 +287,7 @@ def row_of(
         epoch_tag=arm.epoch_tag,
         token_budget=budget,
         requests=settings.requests,
-        store_bytes=settings.store_bytes,
+        store_bytes=settings.store_bytes if arm.store else 0,
         middle_chunks=seen.middle_chunks,
         statuses=seen.statuses,
         stale_statuses=seen.impossible + seen.stale_payloads,
@@ -349,15 +302,52 @@ def row_of(
         failed_requests=len(seen.failed),
         changed_requests=len(changed),
         compared_requests=len(both),
+        first_wrong_status=_head(wrong) if differing else None,
+        first_wrong_rows=len(differing) if differing else None,
+        first_wrong_rows_in_range=len(legal) if differing else None,
         crashed=seen.crash is not None,
-        error=seen.crash or next(iter(seen.failed.values()), None),
+        exit_code=seen.exit_code,
+        error=None if error is None else error.splitlines()[0],
     )
 
 
+def first_wrong_status(seen: Seen, reference: Seen) -> tuple[list[int], list[int]]:
+    """The first status that differs from the reference's, and the reference's own.
+
+    Up to it both engines did the same. Where the batches differ before the bytes do, or nothing
+    does, both lists are empty.
+    """
+    for found, own in zip(seen.bonuses, reference.bonuses, strict=False):
+        if found is None or own is None or len(found) != len(own):
+            break
+        if found != own:
+            return found, own
+    return [], []
+
+
+def _head(values: Sequence[int]) -> str:
+    shown = [str(value) for value in values[:_SHOWN_VALUES]]
+    return f"[{', '.join(shown + ['...'] * (len(values) > _SHOWN_VALUES))}]"
+
+
+#: runs an arm elsewhere: settings, arm, token budget
+ChildRun = Callable[[EngineFaultSettings, FaultArm, int], Seen]
+
+
 def measure_engine_fault(
-    device: Device, loaded: LoadedModel, settings: EngineFaultSettings
+    device: Device,
+    loaded: LoadedModel,
+    settings: EngineFaultSettings,
+    in_child: ChildRun | None = None,
 ) -> Iterator[EngineFaultRow]:
     """Run every arm at every token budget and yield its row.
+
+    Args:
+        device: where.
+        loaded: the model.
+        settings: of the experiment.
+        in_child: runs the arms that may end their process, so that no other row is lost with it.
+            After an arm that killed this process's device, it runs all others too.
 
     Raises:
         BadInput: an unknown arm.
@@ -365,11 +355,16 @@ def measure_engine_fault(
     """
     arms = build_arms(settings)
     # a stream that shares the default stream's hardware queue would hide the fault
-    stream = own_queue_stream(device, _PARK_SECONDS)
+    stream = own_queue_stream(device, PARK_SECONDS)
+    broken = False
     for budget in settings.token_budgets:
-        reference: _Seen | None = None
+        reference: Seen | None = None
         for arm in arms:
-            seen = run_arm(device, loaded, settings, arm, budget, stream)
+            if in_child is not None and (broken or arm.may_end_process):
+                seen = in_child(settings, arm, budget)
+            else:
+                seen = run_arm(device, loaded, settings, arm, budget, stream)
+                broken = seen.crash is not None
             reference = reference or seen
             if reference.crash is not None:
                 raise DeviceError(f"the reference arm failed: {reference.crash}")
@@ -393,7 +388,11 @@ def run_engine_fault(settings: EngineFaultSettings) -> list[EngineFaultRow]:
     Raises:
         BadInput, DeviceError: see :func:`measure_engine_fault`; no accelerator.
     """
+    from atom.benchmarks.engine_fault_child import run_in_child
+
     device = open_device(settings.device, profile=settings.device_profile, seed=settings.seed)
+    child = run_in_child if settings.device is DeviceChoice.ACCELERATOR else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnpatchedWarning)
-        return list(measure_engine_fault(device, load_fault_model(settings, device), settings))
+        loaded = load_fault_model(settings, device)
+        return list(measure_engine_fault(device, loaded, settings, child))

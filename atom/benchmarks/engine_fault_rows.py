@@ -11,8 +11,8 @@ from atom.model_engine.engine_settings import StatusCheck
 class EngineFaultRow(BaseModel):
     """One arm: an engine that decodes while a long prompt's chunks and a store come between.
 
-    ``statuses`` counts the decode steps' statuses that the host received; a stale one is a status
-    that no step can have, or one with another step's tag.
+    ``statuses`` counts the statuses that the host received; a stale one is a status that no step
+    can have, or one with another step's tag.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,7 +54,16 @@ class EngineFaultRow(BaseModel):
     """Requests that ended well with other tokens than under ``hold`` in the same run."""
     compared_requests: int = Field(ge=0)
     """Requests that ended well here and under ``hold``."""
+    first_wrong_status: str | None
+    """Head of the first ``num_bonus`` list that differs from the reference's of the same step."""
+    first_wrong_rows: int | None = Field(ge=1)
+    """Rows of that list that differ."""
+    first_wrong_rows_in_range: int | None = Field(ge=0)
+    """Of those rows, the ones with a legal count, which no bounds check can tell."""
     crashed: bool
     """The engine or its process died."""
+    exit_code: int | None
+    """How the process ended that ran this arm alone; negative: by that signal. ``None``: no such
+    process."""
     error: str | None
-    """What it died of, or the first request's error."""
+    """First line of what it died of, or of the first request's error."""

@@ -303,12 +303,12 @@ class ModelRunner:
         """
         processor, buffers, rows = self.processor, self.buffers, shape.rows
         step, query = batch.step, self.settings.query_tokens
-        ids = processor.new_token_ids(step, (rows, query), opened=False)
         status = None
         if sends_status(batch, self.settings):
             status = processor.spec_status.new_verdict(
                 step, rows, record_words=RECORD_WORDS, opened=False
             )
+        ids = processor.new_token_ids(step, (rows, query), opened=False)
         payloads = [ids]
         if self.settings.logprobs:
             payloads.append(processor.new_logprobs(step, (rows, query), opened=False))
