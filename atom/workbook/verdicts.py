@@ -254,7 +254,7 @@ def _rate_finding(
             )
         else:
             low, high = exact_interval(k, n, _CONFIDENCE)
-            level = f"totals of {processes or 'an unknown number of'} processes, not clustered"
+            level = f"totals of {_processes(processes)}, not clustered"
     except ValueError as error:
         raise BadInput(f"claim {claim.id}: {error}") from None
     assert claim.tolerance is not None
@@ -277,6 +277,12 @@ def _rate_finding(
         parts.append(blind)
     parts.append(f"allowance {tolerance:.3g}: {claim.tolerance_reason}")
     return _Finding(supports=supports, value=f"{k}/{n} stale", detail="; ".join(parts))
+
+
+def _processes(number: int | None) -> str:
+    if number == 1:
+        return "one process"
+    return f"{number or 'an unknown number of'} processes"
 
 
 def unsettled(
