@@ -8,10 +8,6 @@ status copy is made of few microseconds.
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +16,12 @@ import torch
 from torch import Tensor
 
 from atom.device import interface
+from atom.device.accelerator_properties import (
+    accelerator_properties,
+    machine_slug,
+    why_no_accelerator,
+)
+from atom.device.accelerator_streams import AcceleratorEvent, AcceleratorStream, raw_of
 from atom.device.argument_checks import (
     check_amount,
     check_count,
@@ -27,78 +29,18 @@ from atom.device.argument_checks import (
     check_shape,
     check_traffic,
 )
-from atom.device.interface import CopyPath, Device, DeviceKind, DeviceProperties, Kernel, Scalar
-from atom.errors import DeviceError, DeviceOutOfMemory, WrongDevice
-from atom.evidence import Evidence
+from atom.device.interface import CopyPath, Device, Kernel, Scalar
+from atom.errors import DeviceError, DeviceOutOfMemory
 
-#: queue variable and its default, by kind
-QUEUE_VARIABLES = {
-    DeviceKind.CUDA: ("CUDA_DEVICE_MAX_CONNECTIONS", 8),
-    DeviceKind.HIP: ("GPU_MAX_HW_QUEUES", 4),
-}
-_VENDOR_WORDS = re.compile(
-    r"\b(nvidia|amd|instinct|geforce|radeon|graphics|tesla|quadro|pcie|sxm\d?)\b"
-)
-
-
-def machine_slug(device_name: str) -> str:
-    """Folder name of a machine, from its marketing name.
-
-    >>> machine_slug("NVIDIA H200"), machine_slug("AMD Instinct MI355X")
-    ('h200', 'mi355x')
-    """
-    words = _VENDOR_WORDS.sub(" ", device_name.lower())
-    return re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "accelerator"
-
-
-class AcceleratorEvent:
-    """A ``torch.cuda.Event``."""
-
-    __slots__ = ("query", "raw", "synchronize")
-
-    def __init__(self, timing: bool) -> None:
-        self.raw = torch.cuda.Event(enable_timing=timing)
-        # bound once: a status copy queries and waits on its event every step
-        self.query = self.raw.query
-        self.synchronize = self.raw.synchronize
-
-    def record(self, stream: interface.Stream | None = None) -> None:
-        """Mark the present end of ``stream`` (``None``: the home stream)."""
-        self.raw.record(None if stream is None else _raw(stream))
-
-    def wait(self, stream: interface.Stream | None = None) -> None:
-        """Make ``stream`` wait for the latest record."""
-        self.raw.wait(None if stream is None else _raw(stream))
-
-    def elapsed_time(self, end: interface.Event) -> float:
-        """Milliseconds to ``end``."""
-        return float(self.raw.elapsed_time(_raw(end)))
-
-
-class AcceleratorStream:
-    """A ``torch.cuda.Stream``."""
-
-    __slots__ = ("query", "raw", "stream_id", "synchronize")
-
-    def __init__(self, raw: torch.cuda.Stream, default: bool) -> None:
-        self.raw = raw
-        self.stream_id = 0 if default else int(raw.stream_id)
-        self.query = raw.query
-        self.synchronize = raw.synchronize
-
-    def wait_event(self, event: interface.Event) -> None:
-        """Wait for the latest record of ``event``."""
-        self.raw.wait_event(_raw(event))
-
-    def wait_stream(self, stream: interface.Stream) -> None:
-        """Wait for everything queued on ``stream`` so far."""
-        self.raw.wait_stream(_raw(stream))
-
-    def record_event(self, event: interface.Event | None = None) -> interface.Event:
-        """Record ``event`` (a new one if ``None``) here and return it."""
-        marker = AcceleratorEvent(timing=False) if event is None else event
-        _raw(marker).record(self.raw)
-        return marker
+__all__ = [
+    "Accelerator",
+    "AcceleratorEvent",
+    "AcceleratorGraph",
+    "AcceleratorStream",
+    "accelerator_properties",
+    "machine_slug",
+    "why_no_accelerator",
+]
 
 
 class AcceleratorGraph:
@@ -181,10 +123,10 @@ class Accelerator(Device):
     @contextmanager
     def switched_to(self, stream: interface.Stream | None) -> Iterator[None]:
         """Make ``stream`` PyTorch's current stream, then go home."""
-        if stream is None or _raw(stream) == self._home:
+        if stream is None or raw_of(stream) == self._home:
             yield
             return
-        torch.cuda.set_stream(_raw(stream))
+        torch.cuda.set_stream(raw_of(stream))
         try:
             yield
         finally:
@@ -236,7 +178,7 @@ class Accelerator(Device):
 
     def record_stream(self, tensor: Tensor, stream: interface.Stream) -> None:
         """Tell the allocator that ``stream`` uses ``tensor``."""
-        tensor.record_stream(_raw(stream))
+        tensor.record_stream(raw_of(stream))
 
     def memory_stats(self) -> dict[str, int]:
         """``torch.cuda.memory_stats``."""
@@ -267,7 +209,7 @@ class Accelerator(Device):
         if stream is None or stream is self.default_stream:
             kernel.body(tuple(reads), tuple(writes), *scalars)
             return
-        torch.cuda.set_stream(_raw(stream))
+        torch.cuda.set_stream(raw_of(stream))
         try:
             kernel.body(tuple(reads), tuple(writes), *scalars)
         finally:
@@ -290,7 +232,7 @@ class Accelerator(Device):
             target, source = self._as_words(target), self._as_words(source)
         home = stream is None or stream is self.default_stream
         if not home:
-            torch.cuda.set_stream(_raw(stream))
+            torch.cuda.set_stream(raw_of(stream))
         try:
             if path is CopyPath.KERNEL:
                 torch.bitwise_or(source, 0, out=target)
@@ -389,62 +331,3 @@ class Accelerator(Device):
                 yield AcceleratorGraph(self, raw)
         finally:
             self._home = previous
-
-
-def _raw(wrapper: object) -> torch.cuda.Stream | torch.cuda.Event:
-    raw = getattr(wrapper, "raw", None)
-    if not isinstance(raw, (torch.cuda.Stream, torch.cuda.Event)):
-        raise WrongDevice(f"{type(wrapper).__name__} does not belong to an accelerator")
-    return raw
-
-
-def why_no_accelerator() -> str | None:
-    """Why no accelerator can be used, or ``None`` if one can."""
-    if torch.cuda.is_available():
-        return None
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is a CPU build"
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
-    return f"torch {torch.__version__} was built for {build}, but sees no device or no driver"
-
-
-def accelerator_properties(index: int = 0) -> DeviceProperties:
-    """Properties of one visible device."""
-    kind = DeviceKind.HIP if torch.version.hip else DeviceKind.CUDA
-    runtime = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-    raw = torch.cuda.get_device_properties(index)
-    variable, default = QUEUE_VARIABLES[kind]
-    setting = os.environ.get(variable, "")
-    return DeviceProperties(
-        name=raw.name,
-        kind=kind,
-        evidence=Evidence.MEASURED,
-        machine=machine_slug(raw.name),
-        memory_bytes=int(raw.total_memory),
-        hardware_queues=int(setting) if setting.isdigit() else default,
-        queue_variable=variable,
-        driver=driver_version(kind),
-        runtime=runtime,
-    )
-
-
-def driver_version(kind: DeviceKind) -> str | None:
-    """Version of the kernel driver, or ``None`` if it cannot be read."""
-    if kind is DeviceKind.HIP:
-        try:
-            with open("/sys/module/amdgpu/version", encoding="ascii") as file:
-                return file.read().strip()
-        except OSError:
-            return None
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    asked = subprocess.run(
-        [tool, "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    lines = asked.stdout.split()
-    return lines[0] if asked.returncode == 0 and lines else None
