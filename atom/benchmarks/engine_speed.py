@@ -190,10 +190,10 @@ def _same(point: SpeedPoint, bench: SpeedBench) -> dict[str, Any]:
     }
 
 
-def _order(
+def order(
     arms: Sequence[SpeedArm], settings: EngineSpeedSettings, number: int
 ) -> Iterator[tuple[int, list[SpeedArm]]]:
-    """Each arm once a repeat, in drawn order."""
+    """Repeats, each with all arms in an order drawn for it."""
     random = np.random.default_rng([settings.seed, 2, number])
     for repeat in range(settings.repeats):
         yield repeat, [arms[index] for index in random.permutation(len(arms))]
@@ -210,11 +210,11 @@ def _decode(
         arm.window(2)
         arm.stop()
     rows: list[SpeedRow] = []
-    for repeat, order in _order(list(arms), settings, number):
+    for repeat, turns in order(list(arms), settings, number):
         prompts = bench.prompts(point.batch, point.prompt_tokens, repeat)
         found: list[dict[str, Any]] = []
         first: dict[SpeedArm, list[list[int]]] = {}
-        for position, name in enumerate(order):
+        for position, name in enumerate(turns):
             arm = arms[name]
             ours = isinstance(arm, EngineArm)
             gc.collect()
@@ -296,14 +296,14 @@ def _prefill(
             prompt = bench.prompts(1, point.prompt_tokens, settings.repeats + extra)[0]
             arm.first_token(prompt)
     rows: list[SpeedRow] = []
-    for repeat, order in _order(list(arms), settings, number):
+    for repeat, turns in order(list(arms), settings, number):
         prompt = bench.prompts(1, point.prompt_tokens, repeat)[0]
         results = {}
-        for name in order:
+        for name in turns:
             gc.collect()
             bench.device.synchronize()
             results[name] = arms[name].first_token(prompt)
-        for position, name in enumerate(order):
+        for position, name in enumerate(turns):
             seconds, token = results[name]
             rows.append(
                 SpeedRow(
@@ -432,4 +432,4 @@ def _tidy(device: Device) -> None:
         device.empty_cache()
 
 
-__all__ = ["SpeedBench", "Tables", "run_point", "run_points"]
+__all__ = ["SpeedBench", "Tables", "order", "run_point", "run_points"]
