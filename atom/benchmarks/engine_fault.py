@@ -24,7 +24,7 @@ import torch
 from atom.benchmarks.engine_fault_arms import (
     EngineFaultSettings,
     FaultArm,
-    build_arms,
+    build_points,
     point_id,
 )
 from atom.benchmarks.engine_fault_rows import EngineFaultRow
@@ -32,7 +32,7 @@ from atom.benchmarks.lifetime_paths import own_queue_stream
 from atom.config import DeviceChoice
 from atom.device import Device, open_device
 from atom.device.interface import DeviceKind, Stream
-from atom.errors import DeviceError
+from atom.errors import DeviceError, StalePayload
 from atom.model_engine import debug_checks
 from atom.model_engine.engine_builder import build_engine, load_model
 from atom.model_engine.engine_settings import EngineSettings
@@ -46,6 +46,7 @@ from atom.transfer.copy_protocol import UnpatchedWarning
 
 EXPERIMENT = "engine_fault"
 PARK_SECONDS = 0.01
+_DRAFTS = 3
 _GUARD_VALUE = re.compile(r"num_accepted_tokens (-?\d+)")
 _SHOWN_VALUES = 8
 
@@ -57,6 +58,8 @@ class Seen:
     middle_chunks: int = 0
     statuses: int = 0
     impossible: int = 0
+    #: statuses with another step's tag
+    refused: int = 0
     largest_bonus: int = -1
     budget_statuses: int = 0
     status_lines: int = 0
@@ -119,7 +122,11 @@ class LoadedRunner(ModelRunner):
         """Look at the status that the engine gets."""
         self.seen.statuses += 1
         self.seen.bonuses.append(None)
-        status = super().receive_status()
+        try:
+            status = super().receive_status()
+        except StalePayload:
+            self.seen.refused += 1
+            raise
         drafts = self.settings.draft_tokens
         bonus = list(status.num_bonus)
         self.seen.bonuses[-1] = bonus
@@ -143,6 +150,7 @@ def engine_settings(
         epoch_tag=arm.epoch_tag,
         status_check=arm.status_check,
         guard=arm.guard,
+        draft_tokens=_DRAFTS if arm.drafts else 0,
         max_num_seqs=settings.requests + 1,
         max_num_batched_tokens=token_budget,
         max_model_len=longest + settings.prompt_tokens + settings.output_tokens,
@@ -287,10 +295,11 @@ def row_of(
         epoch_tag=arm.epoch_tag,
         token_budget=budget,
         requests=settings.requests,
+        draft_tokens=_DRAFTS if arm.drafts else 0,
         store_bytes=settings.store_bytes if arm.store else 0,
         middle_chunks=seen.middle_chunks,
         statuses=seen.statuses,
-        stale_statuses=seen.impossible + seen.stale_payloads,
+        stale_statuses=seen.impossible + seen.refused,
         largest_bonus=seen.largest_bonus,
         budget_statuses=seen.budget_statuses,
         status_lines=seen.status_lines,
@@ -353,27 +362,32 @@ def measure_engine_fault(
         BadInput: an unknown arm.
         DeviceError: the reference itself failed; nothing can be compared.
     """
-    arms = build_arms(settings)
+    points = build_points(settings)
     # a stream that shares the default stream's hardware queue would hide the fault
     stream = own_queue_stream(device, PARK_SECONDS)
     broken = False
-    for budget in settings.token_budgets:
-        reference: Seen | None = None
-        for arm in arms:
+    references: dict[int, Seen] = {}
+    # each arm collects cycles: over all that was loaded before, that takes longer than the arm
+    gc.collect()
+    gc.freeze()
+    try:
+        for budget, arm in points:
             if in_child is not None and (broken or arm.may_end_process):
                 seen = in_child(settings, arm, budget)
             else:
                 seen = run_arm(device, loaded, settings, arm, budget, stream)
                 broken = seen.crash is not None
-            reference = reference or seen
+            reference = references.setdefault(budget, seen)
             if reference.crash is not None:
                 raise DeviceError(f"the reference arm failed: {reference.crash}")
             yield row_of(settings, arm, budget, seen, reference)
+    finally:
+        gc.unfreeze()
 
 
 def load_fault_model(settings: EngineFaultSettings, device: Device) -> LoadedModel:
     """The model of the settings, with room for the longest prompt."""
-    longest = settings.chunks * max(settings.token_budgets) + 64
+    longest = settings.chunks * max(settings.token_budgets + settings.law_budgets) + 64
     return load_model(
         settings.model,
         device,

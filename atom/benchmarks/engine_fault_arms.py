@@ -18,21 +18,30 @@ TAG_ALONE = "unpatched, epoch tag"
 CHECK_ALONE = "unpatched, host check"
 NO_STORE = "unpatched, no store"
 NO_MIDDLE_CHUNK = "unpatched, no middle chunk"
+NO_DRAFTS = "unpatched, no drafts"
 NO_NET = "unpatched, no net"
 
 #: what ``--quick`` and the notebook take: enough for one window, and a few steps behind it
 QUICK: dict[str, Any] = {
     "token_budgets": (128,),
-    "requests": 15,
+    "law_budgets": (256, 512),
+    "requests": 7,
     "output_tokens": 10,
     "chunks": 2,
 }
+
+
+#: arms that say whether the stale value is the token budget, and that it is not without the fault
+LAW_ARMS = (REFERENCE, GUARD_ALONE)
 
 
 def _no_budget_twice(values: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(values)) != len(values):
         raise ValueError("a token budget stands twice")
     return values
+
+
+Budget = Annotated[int, Field(ge=64, le=2**20)]
 
 
 class EngineFaultSettings(Settings):
@@ -48,11 +57,12 @@ class EngineFaultSettings(Settings):
     """A checkpoint folder, or preset:NAME for random weights."""
 
     token_budgets: Annotated[
-        tuple[Annotated[int, Field(ge=64, le=2**20)], ...],
-        Field(min_length=1),
-        AfterValidator(_no_budget_twice),
+        tuple[Budget, ...], Field(min_length=1), AfterValidator(_no_budget_twice)
     ] = (512, 1024, 2048)
     """Token budgets of a prefill step; a stale bonus should show the budget."""
+
+    law_budgets: Annotated[tuple[Budget, ...], AfterValidator(_no_budget_twice)] = ()
+    """More budgets, with the reference and the arm that has the guard alone."""
 
     requests: int = Field(31, ge=1, le=511)
     """Requests that decode; one more brings the long prompt."""
@@ -93,6 +103,7 @@ class FaultArm:
     guard: GuardMode = GuardMode.REPORT
     store: bool = True
     middle_chunks: bool = True
+    drafts: bool = True
 
     @property
     def may_end_process(self) -> bool:
@@ -113,6 +124,7 @@ ARMS = (
     FaultArm("zero_copy", CopyProtocol.ZERO_COPY),
     FaultArm(NO_STORE, _UNPATCHED, False, _DEBUG, store=False),
     FaultArm(NO_MIDDLE_CHUNK, _UNPATCHED, False, _DEBUG, middle_chunks=False),
+    FaultArm(NO_DRAFTS, _UNPATCHED, drafts=False),
     FaultArm(TAG_ALONE, _UNPATCHED),
     FaultArm(CHECK_ALONE, _UNPATCHED, False, StatusCheck.RAISE),
     FaultArm(GUARD_ALONE, _UNPATCHED, False, _DEBUG),
@@ -132,6 +144,21 @@ def build_arms(settings: EngineFaultSettings) -> list[FaultArm]:
             raise BadInput(f"only: no arm {name!r}; known: {', '.join(known)}")
     wanted = {*(settings.only or known), REFERENCE}
     return [arm for arm in ARMS if arm.name in wanted]
+
+
+def build_points(settings: EngineFaultSettings) -> list[tuple[int, FaultArm]]:
+    """Token budget and arm of every engine, in the order in which they run.
+
+    Raises:
+        BadInput: an unknown arm, or a budget in both lists.
+    """
+    arms = build_arms(settings)
+    twice = set(settings.token_budgets) & set(settings.law_budgets)
+    if twice:
+        raise BadInput(f"law_budgets: {min(twice)} stands in token_budgets too")
+    points = [(budget, arm) for budget in settings.token_budgets for arm in arms]
+    few = [arm for arm in arms if arm.name in LAW_ARMS]
+    return points + [(budget, arm) for budget in settings.law_budgets for arm in few]
 
 
 def point_id(arm: FaultArm, token_budget: int) -> str:

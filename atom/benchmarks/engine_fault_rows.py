@@ -28,6 +28,8 @@ class EngineFaultRow(BaseModel):
     """``max_num_batched_tokens`` of the arm: tokens of a full prefill chunk."""
     requests: int = Field(ge=1)
     """Requests that decode while the long prompt is computed."""
+    draft_tokens: int = Field(ge=0)
+    """Draft tokens a step; 0: no speculation, and no status."""
     store_bytes: int = Field(ge=0)
     """Bytes queued ahead of the status copy of each decode step, on the copy stream."""
     middle_chunks: int = Field(ge=0)
@@ -44,7 +46,7 @@ class EngineFaultRow(BaseModel):
     """``[L1DBG-GDN-OOB]`` lines of the debug checks."""
     first_out_of_bounds_line: str | None
     stale_payloads: int = Field(ge=0)
-    """Transfers that the epoch tag gave away."""
+    """Transfers that the epoch tag gave away: statuses, and ids or drafts."""
     guard_errors: int = Field(ge=0)
     guard_value: int | None
     """``num_accepted_tokens`` in the first guard record."""

@@ -17,7 +17,7 @@ from atom.benchmarks.engine_fault import (
     load_fault_model,
     measure_engine_fault,
 )
-from atom.benchmarks.engine_fault_arms import EngineFaultSettings, build_arms, point_id, quick
+from atom.benchmarks.engine_fault_arms import EngineFaultSettings, build_points, point_id, quick
 from atom.benchmarks.engine_fault_child import run_in_child
 from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
 from atom.config import DeviceChoice
@@ -55,7 +55,7 @@ def record_engine_fault(
         DeviceError: no accelerator, or the reference arm failed.
     """
     progress = progress or NoProgress()
-    points = len(build_arms(settings)) * len(settings.token_budgets)
+    points = len(build_points(settings))
     hardware = settings.device is DeviceChoice.ACCELERATOR
     if hardware:
         refuse_hiding_settings(os.environ)
@@ -129,12 +129,11 @@ def sweep(arguments: argparse.Namespace, present: DeviceChoice | None) -> int:
         BadInput, DeviceError: see :func:`record_engine_fault`.
     """
     settings = settings_from(arguments, present)
-    arms = build_arms(settings)
+    points = build_points(settings)
     if arguments.dry_run:
-        for budget in settings.token_budgets:
-            print("\n".join(point_id(arm, budget) for arm in arms))
-        points = len(arms) * len(settings.token_budgets)
-        print(f"{points} engines on {settings.device.value}: about {points * _ARM_SECONDS:.0f} s")
+        print("\n".join(point_id(arm, budget) for budget, arm in points))
+        seconds = len(points) * _ARM_SECONDS
+        print(f"{len(points)} engines on {settings.device.value}: about {seconds:.0f} s")
         return 0
     refuse_unwritable(Path(arguments.out), "folder of runs")
     run = record_engine_fault(settings, arguments.out, TerminalProgress())
