@@ -257,6 +257,9 @@ class LLMEngine:
             return
         try:
             fault = parse_record(words)
+            most = self.settings.max_num_seqs
+            if fault is not None and not 0 <= fault.row < most:
+                raise BadInput(f"guard record: row {fault.row} of {most}: this is not a record")
         except BadInput as error:
             self.counters.impossible_statuses += 1
             _LOGGER.error("step %d: %s", entry.batch.step, error)
