@@ -17,7 +17,7 @@ from atom.benchmarks.engine_speed_rows import Category
 #: first match wins
 _PATTERNS: tuple[tuple[Category, str], ...] = (
     (Category.COPIES, r"^memcpy|^memset|^\[?copy"),
-    (Category.DRAFTS, r"draft|ell_kernel"),
+    (Category.DRAFTS, r"draft|likeliest|ell_kernel"),
     (Category.SAMPLER, r"verdict|outputs_kernel|row_part|threshold_kernel|sampl|argmax"),
     (Category.ELEMENTWISE, r"step_inputs|rms_?norm|layer_?norm|silu|sigmoid|l2_?norm"),
     (Category.CONV, r"conv1d|convolution|depthwise"),

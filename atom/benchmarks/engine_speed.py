@@ -172,9 +172,13 @@ def run_point(point: SpeedPoint, bench: SpeedBench, number: int = 0) -> Tables:
     else:
         arms[SpeedArm.TRANSFORMERS] = TransformersArm(peer)
     run = _decode if point.kind is PointKind.DECODE else _prefill
+    # two libraries and their models are no garbage: a collection must not look through them all
+    _tidy(bench.device)
+    gc.freeze()
     try:
         tables = run(point, bench, arms, number)
     finally:
+        gc.unfreeze()
         for arm in engines.values():
             arm.close()
     return {**tables, "samples": tables["samples"] + missing["samples"]}
@@ -426,7 +430,7 @@ def _memory(point: SpeedPoint, bench: SpeedBench) -> Iterator[MemoryRow]:
 
 
 def _tidy(device: Device) -> None:
-    """Give a point's memory back before the next is built."""
+    """Give back what nobody holds."""
     gc.collect()
     if device.properties.kind is not DeviceKind.VIRTUAL:
         device.empty_cache()
