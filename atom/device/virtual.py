@@ -34,23 +34,22 @@ from atom.device.argument_checks import (
     check_tensor,
 )
 from atom.device.caching_allocator import Block
-from atom.device.interface import CopyPath, Device, Event, Kernel, Scalar, Stream
-from atom.device.observer import DeviceObserver
+from atom.device.interface import CopyPath, Event, Kernel, Scalar, Stream
 from atom.device.operation_factory import OperationFactory, Prepared
-from atom.device.operations import Mode, OperationKind, Part, StreamState
+from atom.device.operations import Mode, OperationKind, StreamState
 from atom.device.profiles import GIBIBYTE, DeviceProfile, find_profile, profile_properties
 from atom.device.queue_model import QueueModel
-from atom.device.timeline import Recorder, Timeline
 from atom.device.virtual_host import Chooser, VirtualHost
 from atom.device.virtual_memory import Operand, VirtualMemory, refuse_view
 from atom.device.virtual_streams import VirtualEvent, VirtualGraph, VirtualStream, foreign
+from atom.device.virtual_watch import WatchedDevice
 from atom.errors import BadInput, DeviceError, WrongDevice
 
 STREAMS_A_PRIORITY = 32
 _devices: weakref.WeakSet[VirtualDevice] = weakref.WeakSet()
 
 
-class VirtualDevice(Device):
+class VirtualDevice(WatchedDevice):
     """A GPU in host memory. See the module's text and :class:`atom.device.interface.Device`.
 
     Args:
@@ -104,9 +103,6 @@ class VirtualDevice(Device):
         self.model.died = self.memory.dead
         self._factory = OperationFactory(found, self.memory, self._operand)
         self._graph: VirtualGraph | None = None
-        #: sees what is queued, owned and waited for; ``None`` costs nothing
-        self.observer: DeviceObserver | None = None
-        self._recorder: Recorder | None = None
         self._pools: tuple[list[VirtualStream], list[VirtualStream]] = ([], [])
         self._handed = [0, 0]
         self.default_stream: VirtualStream = self._make_stream(0, 0, 0)
@@ -399,52 +395,3 @@ class VirtualDevice(Device):
                 f"{what} on stream {stream.stream_id} while the default stream is captured: a "
                 "capture holds the default stream's work only"
             )
-
-    # -- schedule mode
-    def ready(self) -> list[Part]:
-        """Schedule mode: what may run now, in order of submission."""
-        self.memory.collect()
-        return self.model.ready()
-
-    def step(self, part: Part) -> None:
-        """Schedule mode: run one part.
-
-        Raises:
-            DeviceError: it is not ready.
-        """
-        self.memory.collect()
-        self.model.step(part)
-
-    # -- observers
-    def observe(self, observer: DeviceObserver | None) -> None:
-        """Tell ``observer`` of everything that is queued, owned and waited for from now on."""
-        self.observer = self.memory.observer = observer
-
-    # -- timeline
-    def _block_died(self, block: Block) -> None:
-        if self._recorder is not None:
-            self._recorder.block(block, self.memory.device.address(block.offset), self.host.seconds)
-
-    def trace(self, on: bool = True) -> None:
-        """Start (afresh) or stop keeping records for :meth:`timeline`."""
-        self.memory.collect()
-        self._recorder = Recorder() if on else None
-        self.model.on_finished = self._recorder.operation if self._recorder else None
-
-    def timeline(self) -> Timeline:
-        """What ran and who owned which block since :meth:`trace`.
-
-        Raises:
-            DeviceError: tracing is off.
-        """
-        self.memory.collect()
-        if self._recorder is None:
-            raise DeviceError("tracing is off: call trace(True) before the work")
-        living = [
-            Recorder.describe(block, self.memory.device.address(block.offset), None)
-            for block in self.memory.blocks.live.values()
-        ]
-        blocks = sorted(
-            [*self._recorder.blocks, *living], key=lambda record: record.allocated_seconds
-        )
-        return Timeline(tuple(self._recorder.work), tuple(blocks))
