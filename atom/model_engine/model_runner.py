@@ -234,7 +234,10 @@ class ModelRunner:
         self.device.launch(
             FORWARD,
             (metadata, block_tables, ids),
-            (buffers.logits, buffers.hidden, buffers.record, *buffers.scratch, *buffers.pools),
+            (
+                *(buffers.logits, buffers.hidden, buffers.record, *buffers.scratch, *buffers.pools),
+                *(() if shape.is_prefill else buffers.step_drafts),
+            ),
             scalars=(
                 self._handle,
                 shape.rows,
@@ -324,6 +327,7 @@ class ModelRunner:
                 buffers.top_k,
                 buffers.seeds,
                 buffers.record,
+                *buffers.step_drafts,
             ),
             (
                 unsent if status is None else status.raw,
@@ -355,8 +359,10 @@ class ModelRunner:
         drafts = processor.draft_ids.new_payload(
             batch.step, (rows, self.settings.draft_tokens), torch.int64, opened=False
         )
+        tag = _tag(drafts)
+        marks = (drafts.layout.tags(drafts.raw),) if tag else ()
         self.device.launch(
-            PUBLISH_DRAFTS, (buffers.draft_ids,), (drafts.raw,), scalars=(rows, _tag(drafts))
+            PUBLISH_DRAFTS, (buffers.draft_ids,), (drafts.data, *marks), scalars=(tag,)
         )
         processor.draft_ids.send(drafts)
         if self.ell_ring is None or self._ell is None:

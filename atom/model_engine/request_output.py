@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+# not frozen: an engine makes one a request and step
+@dataclass(slots=True)
 class RequestOutput:
     """Tokens of one request that a step made known, and where the request stands.
 

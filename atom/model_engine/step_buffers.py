@@ -50,7 +50,9 @@ class StepBuffers:
         hidden: ``[tokens, H]``.
         num_bonus: int32 ``[M]``.
         next_token: int64 ``[M]``.
-        draft_ids: int64 ``[M, k]``.
+        step_drafts: of a decode step: the drafts that it verifies int64 ``[M, k]``, their number
+            int32 ``[M]``, and the position of the first verified token int64 ``[M]``.
+        draft_ids: int64 ``[M, k]``, for the next step.
         confidence: float32 ``[M, k]``.
         record: int32 ``[8]``, the guard's.
         scratch: what :class:`atom.model_ops.decode_inputs.StepInputs` is made of.
@@ -83,6 +85,11 @@ class StepBuffers:
         self.hidden = self._zeros((tokens, config.hidden_size), dtype)
         self.num_bonus = self._zeros((most,), torch.int32)
         self.next_token = self._zeros((most,), torch.int64)
+        self.step_drafts: tuple[Tensor, ...] = (
+            self._zeros((most, drafts), torch.int64),
+            self._zeros((most,), torch.int32),
+            self._zeros((most,), torch.int64),
+        )
         self.draft_ids = self._zeros((most, max(drafts, 1)), torch.int64)
         self.confidence = self._zeros((most, max(drafts, 1)), torch.float32)
         self.record = self._zeros((RECORD_WORDS,), torch.int32)

@@ -108,11 +108,14 @@ def forward(
     table int64 ``[groups, 1 + k]`` (decode) or the packed prompt ids int64 ``[T]`` (prefill).
     Writes logits, hidden ``[T or more, H]``, the guard record, five scratch tensors and the pools.
     A prefill's logits are those of each row's last token, ``[rows, vocabulary]``; a decode's are
-    those of all tokens.
+    those of all tokens. A decode also writes, behind the pools, what the sampler needs: the drafts
+    that it verifies int64 ``[M, k]``, their number int32 ``[M]``, and the position of the first
+    verified token int64 ``[M]``.
     """
     model: StepModel = lookup(handle)
     logits, hidden_out, record = writes[0], writes[1], writes[2]
-    scratch, pools = writes[3:8], writes[8:]
+    scratch = writes[3:8]
+    pools = writes[8:] if is_prefill else writes[8:-3]
     metadata, block_tables = reads[0][:, :rows], reads[1][:rows]
     inputs = _inputs(scratch, rows)
     if is_prefill:
@@ -131,7 +134,19 @@ def forward(
         if wants_logits:
             if is_prefill:
                 hidden = hidden[(meta.query_start_loc[1:] - 1).long()]
-            logits[: hidden.shape[0]] = model.target.compute_logits(hidden)
+            # one pass from the model's dtype to float32
+            logits[: hidden.shape[0]].copy_(model.target.project(hidden))
+    if not is_prefill:
+        _step_drafts(metadata, reads[2], writes[len(writes) - 3 :])
+
+
+def _step_drafts(metadata: Tensor, token_table: Tensor, outputs: Tensors) -> None:
+    drafts, num_drafts, positions = outputs
+    rows = metadata.shape[1]
+    groups = metadata[STATE_SLOTS].clamp(min=0).long()
+    drafts[:rows] = token_table[groups, 1:]
+    torch.sub(metadata[QUERY_LENS], 1, out=num_drafts[:rows])
+    positions[:rows] = metadata[CONTEXT_LENS] + 1
 
 
 def sample(
@@ -150,35 +165,34 @@ def sample(
     """Kernel body: the rejection sampler, straight into the step's fresh payloads.
 
     Reads logits, metadata, query starts, forced bonuses int32 ``[M]``, the sampling settings
-    (temperature and top-p float32 ``[2, M]``, top-k int32 ``[M]``, seeds int64 ``[M]``) and the
-    guard record. Writes the raw payloads of status, ids and (if wanted) logprobs, and for later
-    work of the step: the token table, bonus int32 ``[M]`` and next token int64 ``[M]``.
+    (temperature and top-p float32 ``[2, M]``, top-k int32 ``[M]``, seeds int64 ``[M]``), the guard
+    record, and what a decode's forward pass left of its drafts. Writes the raw payloads of status,
+    ids and (if wanted) logprobs, and for later work of the step: the token table, bonus int32
+    ``[M]`` and next token int64 ``[M]``.
     """
-    logits, metadata, starts, forced_bonus, numbers, top_k, seeds, record = reads
+    logits, metadata, starts, forced_bonus, numbers, top_k, seeds, record = reads[:8]
+    step_drafts, num_drafts, positions = (tensor[:rows] for tensor in reads[8:])
     status, ids = writes[0], writes[1]
     token_table, num_bonus, next_token = writes[-3:]
-    groups = metadata[STATE_SLOTS, :rows]
     if is_prefill:
         starts = torch.arange(rows + 1, dtype=torch.int32, device=logits.device)
-        drafts = torch.zeros(rows, dtype=torch.int32, device=logits.device)
-        ahead = metadata[QUERY_LENS, :rows]
+        num_drafts = torch.zeros(rows, dtype=torch.int32, device=logits.device)
         logits = logits[:rows]
+        if not all_greedy:
+            ends = metadata[CONTEXT_LENS, :rows] + metadata[QUERY_LENS, :rows]
+            positions = ends.long()
     else:
-        starts = starts[: rows + 1]
-        drafts = metadata[QUERY_LENS, :rows] - 1
-        ahead = torch.ones_like(drafts)
-        logits = logits[:tokens]
+        starts, logits = starts[: rows + 1], logits[:tokens]
     sampling = None
     if not all_greedy:
-        positions = (metadata[CONTEXT_LENS, :rows] + ahead).long()
         sampling = SamplingTensors(
             numbers[0, :rows], top_k[:rows], numbers[1, :rows], seeds[:rows], positions, filtered
         )
     write_outputs(
         logits,
         starts,
-        token_table[groups.clamp(min=0).long(), 1:],
-        drafts,
+        step_drafts,
+        num_drafts,
         sampling,
         None,
         forced_bonus[:rows] if forced else None,
@@ -187,7 +201,7 @@ def sample(
             status, ids, writes[2] if len(writes) > 5 else None, status_tag, ids_tag, logprobs_tag
         ),
         record,
-        groups,
+        metadata[STATE_SLOTS, :rows],
         token_table,
         num_bonus[:rows],
         next_token[:rows],
@@ -248,15 +262,12 @@ def draft(
     token_table[place, 1:] = drafts.ids
 
 
-def publish_drafts(reads: Tensors, writes: Tensors, rows: int, tag: int) -> None:
-    """Kernel body: copy draft ids int64 ``[M, k]`` into a fresh raw payload, between its tags."""
-    drafts = reads[0][:rows].reshape(-1)
-    words = writes[0].view(torch.int64)
-    if tag:
-        words[0] = tag
-        words[-1] = tag
-        words = words[1:-1]
-    words.copy_(drafts)
+def publish_drafts(reads: Tensors, writes: Tensors, tag: int) -> None:
+    """Kernel body: copy draft ids int64 ``[M, k]`` into a fresh payload, then write its tags."""
+    data = writes[0]
+    data.copy_(reads[0][: data.shape[0]])
+    if len(writes) > 1:
+        writes[1].fill_(tag)
 
 
 def metadata_groups(metadata: Tensor, rows: int) -> Tensor:

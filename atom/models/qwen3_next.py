@@ -140,6 +140,10 @@ class Qwen3NextForCausalLM(nn.Module):
         assert residual is not None
         return add_rms_norm(output, residual, self.norm, self.config.rms_norm_eps)[0]
 
+    def project(self, hidden: Tensor) -> Tensor:
+        """``[N, H]`` behind the final norm to logits ``[N, vocabulary]`` in the model's dtype."""
+        return functional.linear(hidden, self.lm_head)
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """``[N, H]`` behind the final norm to float32 ``[N, vocabulary]``."""
-        return functional.linear(hidden, self.lm_head).float()
+        return self.project(hidden).float()

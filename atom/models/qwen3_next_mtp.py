@@ -80,6 +80,6 @@ class Qwen3NextMTP(nn.Module):
         output, residual = self.layer.leave(mixed, residual)
         return add_rms_norm(output, residual, self.norm, eps)[0]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """``[N, H]`` behind the layer's norm to float32 ``[N, vocabulary]``."""
-        return self.target.compute_logits(hidden)
+    def project(self, hidden: Tensor) -> Tensor:
+        """``[N, H]`` behind the layer's norm to logits ``[N, vocabulary]`` in the model's dtype."""
+        return self.target.project(hidden)

@@ -201,11 +201,11 @@ def draft(
     """
     state = states.index_select(0, plan.last_index)
     passes = plan.positions.shape[0]
-    ids, confidence = _likeliest(mtp.compute_logits(state))
+    ids, confidence = likeliest(mtp.project(state))
     found = [(ids, confidence)]
     for number in range(1, passes):
         state = mtp(ids, state, _one_token(meta, plan, number), kv_cache)
-        ids, confidence = _likeliest(mtp.compute_logits(state))
+        ids, confidence = likeliest(mtp.project(state))
         found.append((ids, confidence))
     return Drafts(
         torch.stack([ids for ids, _ in found], dim=1),
@@ -213,10 +213,28 @@ def draft(
     )
 
 
-def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest ids and their probabilities."""
-    best = logits.softmax(dim=-1).max(dim=-1)
-    return best.indices, best.values
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest id of each row, the first of equals, and its probability.
+
+    Args:
+        logits: ``[S, vocabulary]``, any floating dtype.
+
+    Returns:
+        int64 ``[S]`` and float32 ``[S]``.
+    """
+    if logits.is_cuda:
+        from atom.spec_decode import mtp_triton
+
+        return mtp_triton.likeliest(logits)
+    return likeliest_reference(logits)
+
+
+def likeliest_reference(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`likeliest` in plain torch, on any device."""
+    values = logits.float()
+    ids = values.argmax(dim=-1)
+    top = values.gather(-1, ids[:, None])[:, 0]
+    return ids, torch.exp(top - values.logsumexp(dim=-1))
 
 
 def _one_token(meta: AttentionMetadata, plan: DraftPlan, number: int) -> AttentionMetadata:

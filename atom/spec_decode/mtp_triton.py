@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernel of a step's draft plan: ids moved to the left and the passes' places, in one go."""
+"""Triton kernels of drafting: a step's plan in one go, and the likeliest id of each row."""
 
 from __future__ import annotations
 
@@ -163,3 +163,38 @@ def draft_plan(
         num_warps=4,
     )
     return plan
+
+
+@triton.jit
+def likeliest_kernel(logits, ids, confidence, stride, vocabulary, CHUNK: tl.constexpr):
+    """Program ``s``: the highest logit of row ``s``, the first of equals, and its softmax."""
+    row = tl.program_id(0).to(tl.int64)
+    best = float("-inf")
+    place = 0
+    total = 0.0
+    for begin in range(0, vocabulary, CHUNK):
+        column = begin + tl.arange(0, CHUNK)
+        here = column < vocabulary
+        values = tl.load(logits + row * stride + column, mask=here, other=float("-inf"))
+        values = values.to(tl.float32)
+        top = tl.max(values, 0)
+        first = tl.min(tl.where(values == top, column, vocabulary), 0)
+        place = tl.where(top > best, first, place)
+        higher = tl.maximum(top, best)
+        # a row without any number has no maximum to count from
+        peak = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(best - peak) + tl.sum(tl.exp(values - peak), 0)
+        best = higher
+    tl.store(ids + row, place)
+    tl.store(confidence + row, 1.0 / total)
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The Triton side of ``likeliest_reference``."""
+    rows, vocabulary = logits.shape
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    confidence = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    likeliest_kernel[(rows,)](
+        logits, ids, confidence, logits.stride(0), vocabulary, CHUNK=4096, num_warps=8
+    )
+    return ids, confidence

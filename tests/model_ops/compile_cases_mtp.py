@@ -1,4 +1,4 @@
-"""The draft plan's kernel, for decode with three drafts and for prompt chunks."""
+"""The draft plan's kernel, for decode with three drafts and for prompt chunks; the likeliest id."""
 
 from __future__ import annotations
 
@@ -40,4 +40,22 @@ CASES = [
         options={"num_warps": 4},
     )
     for prefill in (False, True)
+]
+CASES += [
+    CompileCase(
+        name=f"likeliest id of {dtype}",
+        module="atom.spec_decode.mtp_triton",
+        kernel="likeliest_kernel",
+        signature={
+            "logits": f"*{dtype}",
+            "ids": "*i64",
+            "confidence": "*fp32",
+            "stride": "i32",
+            "vocabulary": "i32",
+        },
+        constexprs={"CHUNK": 4096},
+        divisible_by_16=("logits", "stride", "vocabulary"),
+        options={"num_warps": 8},
+    )
+    for dtype in ("bf16", "fp32")
 ]

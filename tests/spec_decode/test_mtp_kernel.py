@@ -15,7 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "model_ops"))
 from interpreter import assert_check_passes, check_names
 
 from atom.model_ops.attention_metadata import AttentionMetadata
-from atom.spec_decode.mtp import draft_plan, draft_plan_reference
+from atom.spec_decode.mtp import (
+    draft_plan,
+    draft_plan_reference,
+    likeliest,
+    likeliest_reference,
+)
 
 Step = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -97,6 +102,35 @@ def check_plans() -> None:
     for arguments, given in steps():
         found = mtp_triton.draft_plan(*arguments, **given)
         assert_same_plan(found, draft_plan_reference(*arguments, **given))
+
+
+def rows_of_logits() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(5, 9000, generator=generator) * 3
+    # equal logits in several chunks, and rows with few or no numbers at all
+    wide[1] = wide[1].round().clamp(max=4)
+    wide[2, 3:] = float("-inf")
+    wide[3] = -wide[3].abs() - 90
+    return [wide, wide[:, :4096].bfloat16(), torch.randn(1, 7, generator=generator)]
+
+
+def assert_same_likeliest(found: Any, logits: torch.Tensor) -> None:
+    ids, confidence = likeliest_reference(logits.cpu())
+    assert torch.equal(found[0].cpu(), ids)
+    torch.testing.assert_close(found[1].cpu(), confidence, rtol=1e-5, atol=1e-6)
+
+
+def check_likeliest() -> None:
+    from atom.spec_decode import mtp_triton
+
+    for logits in rows_of_logits():
+        assert_same_likeliest(mtp_triton.likeliest(logits), logits)
+
+
+@pytest.mark.gpu
+def test_likeliest_on_the_accelerator() -> None:
+    for logits in rows_of_logits():
+        assert_same_likeliest(likeliest(logits.cuda()), logits)
 
 
 @pytest.mark.gpu
