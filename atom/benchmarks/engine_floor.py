@@ -38,7 +38,8 @@ def decode_floor(
 
     Args:
         config: the model.
-        dtype: of weights, conv states, keys and values; recurrent states and logits are float32.
+        dtype: of weights, conv states, keys and values; recurrent states and the model's logits are
+            float32.
         batch: rows, each with ``1 + draft_tokens`` tokens.
         context: mean tokens in cache in front of a row.
         draft_tokens: drafts a step; each is a pass of the MTP layer and the output projection.
@@ -73,7 +74,7 @@ def decode_floor(
         parts += [
             Part("MTP weights", (layer + head + batch * hidden) * draft_tokens * size, 0),
             Part("MTP keys and values", int(passes * context * key), (tokens + passes) * key),
-            Part("MTP logits", passes * vocabulary * 4, passes * vocabulary * 4),
+            Part("MTP logits", passes * vocabulary * size, passes * vocabulary * size),
         ]
     return parts
 
