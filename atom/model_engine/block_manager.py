@@ -140,6 +140,19 @@ class BlockManager:
                 return PrefixHit(boundary * spacing, blocks, slot, newest, branch)
         return PrefixHit(branch_tokens=last * spacing)
 
+    def resume(self, seq: Sequence, num_tokens: int, spare: int) -> PrefixHit | None:
+        """The prefix that a request at the head of the queue goes on from.
+
+        Args:
+            seq: the request.
+            num_tokens: tokens that it needs blocks for.
+            spare: blocks that have to stay free beside.
+
+        Returns:
+            The hit; ``None`` while a lower tier brings some of it: ask again, let others run.
+        """
+        return self.find_hit(seq)
+
     def block_hash_at(self, seq: Sequence, num_tokens: int) -> bytes:
         """Hash of the block that ends at ``num_tokens``, a multiple of the block size."""
         count = num_tokens // self.block_size
@@ -180,6 +193,13 @@ class BlockManager:
             Blocks and checkpoints that were withdrawn.
         """
         return self.blocks.withdraw_since(step), self.checkpoints.withdraw_since(step)
+
+    def tier_stats(self) -> dict[str, float]:
+        """Counts of the tier below, by name; empty without one."""
+        return {}
+
+    def close(self) -> None:
+        """Wait for what the tier below has queued."""
 
     # -- what a request holds
     def least_needed(self, num_tokens: int, hit: PrefixHit) -> int:

@@ -11,12 +11,17 @@ from torch import nn
 
 from atom.device.interface import Device, DeviceKind, Stream
 from atom.errors import BadInput
+from atom.kv_transfer.host_memory import HostMemory
+from atom.kv_transfer.host_pool import HostPool
+from atom.kv_transfer.offload import Offload
 from atom.model_engine.block_manager import BlockManager
 from atom.model_engine.engine_settings import EngineSettings, scheduler_config
 from atom.model_engine.llm_engine import LLMEngine
 from atom.model_engine.memory_plan import MemoryPlan, plan_memory
 from atom.model_engine.model_runner import ModelRunner
 from atom.model_engine.scheduler import Scheduler
+from atom.model_engine.step_buffers import StepBuffers
+from atom.model_engine.tiered_blocks import TieredBlockManager
 from atom.models.presets import EMBEDDING_SCALES, preset, random_checkpoint
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
@@ -100,16 +105,54 @@ def build_engine(
     limits = scheduler_config(settings, config.eos_token_ids)
     plan = make_plan(target, mtp, settings, device)
     _LOGGER.info("%s", plan.describe())
-    manager = BlockManager(
+    runner = runner_class(device, target, mtp, settings, plan, copy_stream=copy_stream)
+    if settings.cpu_pool_bytes is None:
+        manager = BlockManager(
+            plan.num_blocks,
+            settings.block_size,
+            plan.num_groups,
+            num_checkpoints=plan.num_checkpoints,
+            checkpoint_spacing=settings.state_checkpoint_tokens
+            if settings.prefix_caching
+            else None,
+            prefix_caching=settings.prefix_caching,
+        )
+    else:
+        manager = tiered_manager(device, runner.buffers, settings, plan)
+    return LLMEngine(settings, Scheduler(limits, manager), runner, vocab_size=config.vocab_size)
+
+
+def tiered_manager(
+    device: Device, buffers: StepBuffers, settings: EngineSettings, plan: MemoryPlan
+) -> TieredBlockManager:
+    """A block manager with a CPU pool below, whose memory is pinned here.
+
+    Raises:
+        DeviceOutOfMemory: the host cannot pin so much.
+    """
+    assert settings.cpu_pool_bytes is not None
+    pool = HostPool(
+        settings.cpu_pool_bytes, settings.offload_policy, state_share=settings.offload_state_share
+    )
+    kv_pools = [tensor.unsqueeze(0) for tensor in buffers.pools[3:]]
+    offload = Offload(
+        device,
+        [buffers.pools[2], *kv_pools],
+        (buffers.checkpoints[0], buffers.checkpoints[1]),
+        HostMemory(device, pool.capacity_bytes),
+        chunk_blocks=settings.offload_chunk_tokens // settings.block_size,
+        most_bytes_in_flight=settings.offload_in_flight_bytes,
+    )
+    return TieredBlockManager(
         plan.num_blocks,
         settings.block_size,
         plan.num_groups,
         num_checkpoints=plan.num_checkpoints,
-        checkpoint_spacing=settings.state_checkpoint_tokens if settings.prefix_caching else None,
-        prefix_caching=settings.prefix_caching,
+        checkpoint_spacing=settings.state_checkpoint_tokens,
+        chunk_tokens=settings.offload_chunk_tokens,
+        offload=offload,
+        pool=pool,
     )
-    runner = runner_class(device, target, mtp, settings, plan, copy_stream=copy_stream)
-    return LLMEngine(settings, Scheduler(limits, manager), runner, vocab_size=config.vocab_size)
 
 
 def make_plan(

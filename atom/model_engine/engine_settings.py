@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from atom.config import CopyProtocol, GuardMode, Settings
 from atom.device.interface import CopyPath
+from atom.kv_transfer.pool_entry import ALIGNMENT_BYTES, PoolPolicy
 from atom.model_engine.scheduled_batch import SchedulerConfig
 
 
@@ -79,6 +80,21 @@ class EngineSettings(Settings):
     num_state_checkpoints: int = Field(64, ge=0, le=2**16)
     """State checkpoints on the device, for prefixes to resume from."""
 
+    cpu_pool_bytes: int | None = Field(None, ge=ALIGNMENT_BYTES, le=2**43)
+    """Pinned host memory for prefixes that leave the device; empty runs without offload."""
+
+    offload_policy: PoolPolicy = PoolPolicy.SHARED_LRU
+    """Who goes when the CPU pool is full: shared_lru, paired or isolated."""
+
+    offload_chunk_tokens: int = Field(256, ge=1, le=2**16)
+    """Tokens of a KV entry of the CPU pool: a multiple of the block size."""
+
+    offload_state_share: float = Field(0.25, gt=0, lt=1)
+    """isolated: share of the CPU pool that state images have for themselves."""
+
+    offload_in_flight_bytes: int = Field(512 * 2**20, ge=ALIGNMENT_BYTES, le=2**38)
+    """Bytes of stores under way, beyond which more are dropped; as much again for loads."""
+
     graphs: bool = True
     """Whether decode steps run in device graphs."""
 
@@ -100,6 +116,8 @@ class EngineSettings(Settings):
                 f"state_checkpoint_tokens {self.state_checkpoint_tokens} is no multiple of "
                 f"block_size {self.block_size}"
             )
+        if self.cpu_pool_bytes is not None:
+            self._offload_fits()
         if self.forced_acceptance_length is not None:
             most = self.draft_tokens + 1
             if self.forced_acceptance_length > most:
@@ -110,6 +128,24 @@ class EngineSettings(Settings):
         if self.dspark and self.draft_tokens == 0:
             raise ValueError("dspark sizes the verification of drafts; draft_tokens is 0")
         return self
+
+    def _offload_fits(self) -> None:
+        if not self.prefix_caching or not self.num_state_checkpoints:
+            raise ValueError(
+                "cpu_pool_bytes: what the CPU pool gives back is found by the prefix cache; switch "
+                "prefix_caching on, with num_state_checkpoints of 1 or more"
+            )
+        if self.offload_chunk_tokens % self.block_size:
+            raise ValueError(
+                f"offload_chunk_tokens {self.offload_chunk_tokens} is no multiple of block_size "
+                f"{self.block_size}"
+            )
+        if self.state_checkpoint_tokens % self.offload_chunk_tokens:
+            raise ValueError(
+                f"state_checkpoint_tokens {self.state_checkpoint_tokens} is no multiple of "
+                f"offload_chunk_tokens {self.offload_chunk_tokens}: no state would stand behind a "
+                "whole chunk"
+            )
 
     @property
     def query_tokens(self) -> int:

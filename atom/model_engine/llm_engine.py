@@ -422,7 +422,8 @@ class LLMEngine:
 
     def stats(self) -> dict[str, float]:
         """Counters, and what the scheduler holds now, by name."""
-        return {**asdict(self.counters), **asdict(self.scheduler.stats())}
+        tier = self.scheduler.block_manager.tier_stats()
+        return {**asdict(self.counters), **asdict(self.scheduler.stats()), **tier}
 
     def close(self) -> None:
         """Abort what runs, wait for the device and give its memory back."""
@@ -430,6 +431,7 @@ class LLMEngine:
             self.abort_request(name)
         if self._dead is None:
             self._drain()
+        self.scheduler.block_manager.close()
         self.runner.close()
 
     def _refuse_if_dead(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atom.device.interface import Device, DeviceKind, Graph, Stream
+from atom.device.interface import Device, DeviceKind, Stream
 from atom.model_engine.batch_arrays import (
     BlockTables,
     PrefillArrays,
@@ -31,13 +31,19 @@ from atom.model_engine.output_transfer import TokenIDProcessor
 from atom.model_engine.scheduler import BatchKind, ScheduledBatch
 from atom.model_engine.step_buffers import StepBuffers
 from atom.model_engine.step_kernels import (
-    DRAFT,
-    FORWARD,
     PUBLISH_DRAFTS,
     RESTORE_STATES,
     SAMPLE,
     SAVE_STATES,
     StepModel,
+)
+from atom.model_engine.step_launches import (
+    DecodeGraphs,
+    StepLaunches,
+    StepShape,
+    capture_decode,
+    graph_sizes,
+    warm_up_prefill,
 )
 from atom.model_engine.step_runner import StepOutput, StepStatus, sends_status
 from atom.model_ops.guard import CLEAR_RECORD, RECORD_WORDS
@@ -47,20 +53,6 @@ from atom.models.registry import register, release
 from atom.spec_decode.dspark import COMPUTE_ELL, EllResolver
 from atom.spec_decode.dspark_verify import EllRing
 from atom.transfer.payload import Payload, PayloadKind, epoch_tag
-
-#: place of the packed token ids among the scratch tensors
-_INPUT_IDS = 3
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """Host numbers of a launch."""
-
-    rows: int
-    tokens: int
-    max_query_len: int
-    max_context_len: int
-    is_prefill: bool
 
 
 @dataclass(frozen=True)
@@ -112,11 +104,11 @@ class ModelRunner:
             epoch_tag=settings.epoch_tag,
         )
         self.buffers = StepBuffers(device, target.config, settings, plan, dtype=target.dtype)
+        self.kernels = StepLaunches(device, self.buffers, settings, self._handle)
         self._staging = InputStaging(device)
         self._statuses: deque[_Sent] = deque()
         self._outputs: deque[_Sent] = deque()
         self._tables = BlockTables(settings.max_num_seqs, self.buffers.max_blocks)
-        self._graphs: dict[int, tuple[Graph, Graph | None]] = {}
         self.ell_ring: EllRing | None = None
         self._ell: EllResolver | None = None
         if settings.dspark:
@@ -129,10 +121,13 @@ class ModelRunner:
                 epoch_tag=settings.epoch_tag,
             )
             self._ell = EllResolver(self.ell_ring)
-        self.graph_sizes = _graph_sizes(settings.max_num_seqs)
-        self.use_graphs = settings.graphs and device.properties.kind is not DeviceKind.VIRTUAL
-        if self.use_graphs:
-            self._capture_all()
+        self.graph_sizes = graph_sizes(settings.max_num_seqs)
+        self._graphs: dict[int, DecodeGraphs] = {}
+        if device.properties.kind is not DeviceKind.VIRTUAL:
+            # the first run of a kernel compiles and tunes it: no request shall wait for that
+            warm_up_prefill(self.kernels)
+            if settings.graphs:
+                self._graphs = capture_decode(self.kernels, self.graph_sizes)
 
     # -- launching
     def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
@@ -159,21 +154,23 @@ class ModelRunner:
         self._staging.send(block_tables, prompt.block_tables)
         input_ids = device.empty(prompt.token_ids.shape, torch.int64)
         self._staging.send(input_ids, prompt.token_ids)
-        shape = _Shape(
+        shape = StepShape(
             len(batch.rows),
             len(prompt.token_ids),
             prompt.max_query_len,
             prompt.max_context_len,
             True,
         )
-        self._forward(shape, metadata, block_tables, input_ids, batch.produces_output)
+        self.kernels.forward(shape, metadata, block_tables, input_ids, batch.produces_output)
         if batch.produces_output:
             self._send_sampling(batch)
             self._sample_and_send(batch, shape, metadata, forced=False)
         if settings.draft_tokens:
             next_ids = device.empty(prompt.next_ids.shape, torch.int64)
             self._staging.send(next_ids, prompt.next_ids)
-            self._draft(shape, metadata, block_tables, input_ids, batch.produces_output, next_ids)
+            self.kernels.draft(
+                shape, metadata, block_tables, input_ids, batch.produces_output, next_ids
+            )
             if batch.produces_output:
                 self._send_drafts(batch, len(batch.rows))
 
@@ -189,23 +186,19 @@ class ModelRunner:
                 buffers.forced_bonus, padded_counts(forced_bonus, settings.max_num_seqs)
             )
         self._send_sampling(batch)
-        shape = self._decode_shape(padded)
+        shape = self.kernels.decode_shape(padded)
         graphs = self._graphs.get(padded)
         if graphs is None:
-            self._decode_forward(shape)
+            self.kernels.decode_forward(shape)
         else:
-            graphs[0].replay()
+            graphs.forward.replay()
         self._sample_and_send(batch, shape, buffers.metadata, forced=forced_bonus is not None)
         if settings.draft_tokens:
-            if graphs is None or graphs[1] is None:
-                self._decode_draft(shape)
+            if graphs is None or graphs.draft is None:
+                self.kernels.decode_draft(shape)
             else:
-                graphs[1].replay()
+                graphs.draft.replay()
             self._send_drafts(batch, padded)
-
-    def _decode_shape(self, padded: int) -> _Shape:
-        query = self.settings.query_tokens
-        return _Shape(padded, padded * query, query, self.settings.max_model_len, False)
 
     def _padded(self, rows: int) -> int:
         return next(size for size in self.graph_sizes if size >= rows)
@@ -226,76 +219,9 @@ class ModelRunner:
         self._staging.send(buffers.top_k, top_k)
         self._staging.send(buffers.seeds, seeds)
 
-    # -- kernels
-    def _forward(
-        self, shape: _Shape, metadata: Tensor, block_tables: Tensor, ids: Tensor, logits: bool
-    ) -> None:
-        buffers = self.buffers
-        self.device.launch(
-            FORWARD,
-            (metadata, block_tables, ids),
-            (
-                *(buffers.logits, buffers.hidden, buffers.record, *buffers.scratch, *buffers.pools),
-                *(() if shape.is_prefill else buffers.step_drafts),
-            ),
-            scalars=(
-                self._handle,
-                shape.rows,
-                shape.tokens,
-                shape.max_query_len,
-                shape.max_context_len,
-                shape.is_prefill,
-                logits,
-            ),
-        )
-
-    def _decode_forward(self, shape: _Shape) -> None:
-        buffers = self.buffers
-        self._forward(shape, buffers.metadata, buffers.block_tables, buffers.token_table, True)
-
-    def _decode_draft(self, shape: _Shape) -> None:
-        buffers = self.buffers
-        ids = buffers.scratch[_INPUT_IDS]
-        self._draft(shape, buffers.metadata, buffers.block_tables, ids, True, None)
-
-    def _draft(
-        self,
-        shape: _Shape,
-        metadata: Tensor,
-        block_tables: Tensor,
-        input_ids: Tensor,
-        wants_drafts: bool,
-        next_prompt_ids: Tensor | None,
-    ) -> None:
-        buffers = self.buffers
-        reads = [metadata, block_tables, input_ids, buffers.hidden]
-        reads += [buffers.num_bonus, buffers.next_token]
-        if next_prompt_ids is not None:
-            reads.append(next_prompt_ids)
-        self.device.launch(
-            DRAFT,
-            tuple(reads),
-            (
-                buffers.token_table,
-                buffers.draft_ids,
-                buffers.confidence,
-                *buffers.scratch,
-                buffers.pools[3],
-            ),
-            scalars=(
-                self._handle,
-                shape.rows,
-                shape.tokens,
-                shape.max_query_len,
-                shape.max_context_len,
-                shape.is_prefill,
-                wants_drafts,
-            ),
-        )
-
     # -- to the host
     def _sample_and_send(
-        self, batch: ScheduledBatch, shape: _Shape, metadata: Tensor, *, forced: bool
+        self, batch: ScheduledBatch, shape: StepShape, metadata: Tensor, *, forced: bool
     ) -> None:
         """Sample into fresh payloads, then send them: the status first, the host waits on it.
 
@@ -416,26 +342,6 @@ class ModelRunner:
         """Clear the guard record behind everything that is queued."""
         self.device.launch(CLEAR_RECORD, (), (self.buffers.record,))
 
-    # -- graphs
-    def _capture_all(self) -> None:
-        """Capture the decode step of every batch size, largest first."""
-        for size in reversed(self.graph_sizes):
-            shape = self._decode_shape(size)
-            # the first run compiles kernels and makes library handles, which no graph may do
-            for _ in range(2):
-                self._decode_forward(shape)
-                if self.settings.draft_tokens:
-                    self._decode_draft(shape)
-            self.device.synchronize()
-            with self.device.capture() as graph:
-                self._decode_forward(shape)
-            second = None
-            if self.settings.draft_tokens:
-                with self.device.capture() as second:
-                    self._decode_draft(shape)
-            self._graphs[size] = (graph, second)
-        self.device.synchronize()
-
     def close(self) -> None:
         """Wait for all work, forget queued transfers and let the model go."""
         self.device.synchronize()
@@ -453,9 +359,3 @@ def _tag(payload: Payload) -> int:
     """The payload's epoch tag; 0 if it has none."""
     layout = payload.layout
     return epoch_tag(payload.step, layout.kind) if layout.tagged else 0
-
-
-def _graph_sizes(most: int) -> tuple[int, ...]:
-    """Batch sizes that decode steps are padded to: powers of two, and the largest batch."""
-    sizes = [2**power for power in range(most.bit_length()) if 2**power < most]
-    return (*sizes, most)

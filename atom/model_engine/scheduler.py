@@ -254,10 +254,10 @@ class Scheduler:
         same = stuck is seq and publications == manager.publications
         if (same and needed > manager.num_free_blocks) or not manager.num_free_groups:
             return None
-        hit = manager.find_hit(seq)
         tokens = admission_tokens(seq, self.config)
         spare = self._spare_blocks if self.num_running else 0
-        if manager.can_allocate(tokens, hit, spare=spare):
+        hit = manager.resume(seq, tokens, spare)
+        if hit is None or manager.can_allocate(tokens, hit, spare=spare):
             self._stuck = None
             return hit
         self._stuck = (seq, manager.publications, manager.least_needed(tokens, hit) + spare)

@@ -15,7 +15,7 @@ from torch import Tensor
 from atom.device.interface import Device
 from atom.model_engine.engine_settings import EngineSettings, scheduler_config
 from atom.model_engine.memory_plan import MemoryPlan
-from atom.model_engine.step_kernels import ZERO
+from atom.model_engine.step_kernels import FILL
 from atom.model_ops.guard import RECORD_WORDS
 from atom.models.caches import ModelCaches
 from atom.models.model_config import ModelConfig
@@ -133,5 +133,5 @@ class StepBuffers:
 
     def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         tensor = self._device.empty(tuple(shape), dtype)
-        self._device.launch(ZERO, (), (tensor,))
+        self._device.launch(FILL, (), (tensor,), scalars=(0,))
         return tensor

@@ -297,10 +297,10 @@ def restore_states(reads: Tensors, writes: Tensors, *pairs: int) -> None:
         recurrent[:, group * stride] = recurrent_saved[:, place]
 
 
-def zero(reads: Tensors, writes: Tensors) -> None:
-    """Kernel body: fill with zeros."""
+def fill(reads: Tensors, writes: Tensors, value: int) -> None:
+    """Kernel body: fill with a number."""
     for tensor in writes:
-        tensor.zero_()
+        tensor.fill_(value)
 
 
 FORWARD = Kernel("forward", forward)
@@ -309,4 +309,4 @@ DRAFT = Kernel("mtp_draft", draft)
 PUBLISH_DRAFTS = Kernel("publish_drafts", publish_drafts)
 SAVE_STATES = Kernel("save_states", save_states)
 RESTORE_STATES = Kernel("restore_states", restore_states)
-ZERO = Kernel("zero", zero)
+FILL = Kernel("fill", fill)

@@ -15,8 +15,10 @@ from atom.errors import BadInput
 from atom.model_engine.engine_builder import build_engine
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
 from atom.model_engine.llm_engine import EngineDead
+from atom.model_engine.model_runner import ModelRunner
 from atom.model_engine.scheduler import QueueFull, RequestRefused
 from atom.model_engine.sequence import SamplingParams
+from atom.model_engine.step_launches import capture_decode, warm_up_prefill
 from atom.model_ops.guard import GuardCode, report
 from atom.transfer.copy_protocol import UnpatchedWarning
 
@@ -287,3 +289,24 @@ def test_unpatched_says_so_and_no_memory_is_over_committed() -> None:
         make_engine(num_kv_blocks=2**23)
     with pytest.raises(BadInput, match="MTP layer"):
         build_engine(tiny_model().model, None, EngineSettings(), VirtualDevice("MI355X"))
+
+
+def test_the_first_run_of_the_kernels_changes_nothing(expected: list[list[int]]) -> None:
+    engine = make_engine()
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    assert engine.generate(PROMPTS[:2], GREEDY) == expected[:2]
+    runner.device.synchronize()
+    before = [pool.clone() for pool in runner.buffers.pools]
+    warm_up_prefill(runner.kernels)
+    for pool, then in zip(runner.buffers.pools, before, strict=True):
+        torch.testing.assert_close(pool, then, rtol=0, atol=0, equal_nan=True)
+    assert runner.buffers.record.tolist() == [0] * 8
+
+
+def test_graphs_of_the_virtual_device_give_the_same_tokens(expected: list[list[int]]) -> None:
+    engine = make_engine()
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    runner._graphs = capture_decode(runner.kernels, runner.graph_sizes)
+    assert engine.generate(PROMPTS, GREEDY) == expected
