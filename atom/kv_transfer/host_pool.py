@@ -159,7 +159,10 @@ class HostPool:
         return self._entries.get(key)
 
     def was_evicted(self, key: PoolKey) -> bool:
-        """Whether it was here and went to make room (the last 131,072 are remembered)."""
+        """Whether it was here and went to make room, and not with its chunk, as a paired state.
+
+        The last 131,072 are remembered.
+        """
         return key in self._ghosts
 
     def eviction_order(self) -> Iterator[PoolKey]:
@@ -340,7 +343,9 @@ class HostPool:
     def _evict(self, entry: Entry) -> None:
         self._forget(entry)
         self.counts[entry.key.kind].evicted += 1
-        self._ghosts[entry.key] = None
+        # a paired state never goes alone: that its chunk went says it all
+        if not (self._paired and entry.key.kind is EntryKind.STATE):
+            self._ghosts[entry.key] = None
         if len(self._ghosts) > _REMEMBERED:
             self._ghosts.popitem(last=False)
         self._give_back(entry)

@@ -27,7 +27,9 @@ from atom.kv_transfer.replay import Lookup, replay
 KV, STATE = EntryKind.KV, EntryKind.STATE
 ALIGNMENT = 8
 # digests are tuples: a chunk's parent is all of it but the last
-DIGESTS = [(a,) for a in range(3)] + [(a, b) for a in range(3) for b in range(2)]
+DIGESTS: list[tuple[int, ...]] = [(a,) for a in range(3)] + [
+    (a, b) for a in range(3) for b in range(2)
+]
 DIGESTS += [(0, 0, c) for c in range(3)]
 KEYS = [PoolKey(kind, digest) for kind in EntryKind for digest in DIGESTS]
 

@@ -1,0 +1,89 @@
+"""What the device and the host pool have of a prompt together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atom.kv_transfer.host_pool import Entry, EntryKind, HostPool, PoolKey
+from atom.kv_transfer.tier_counts import Cause
+from atom.model_engine.block_manager import BlockManager, PrefixHit
+from atom.model_engine.prefix_cache import extend_hashes
+from atom.model_engine.sequence import Sequence
+
+
+@dataclass
+class Found:
+    """What the pool could add to a prompt.
+
+    Attributes:
+        num_tokens: boundary up to which everything is on the device or in the pool; 0 for none
+            behind what the device has.
+        chunks: entries to load, with the numbers of the prompt's blocks that are missing.
+        present: blocks of the prefix that are on the device.
+        state: the state to load, or ``None`` if it is on the device, in checkpoint ``slot``.
+        slot: see there.
+        failures: what the look-up hoped for and did not find: at most one of KV, and each state on
+            the way down to one that is there.
+    """
+
+    num_tokens: int = 0
+    chunks: list[tuple[Entry, list[int]]] = field(default_factory=list)
+    present: list[int] = field(default_factory=list)
+    state: Entry | None = None
+    slot: int | None = None
+    failures: list[tuple[EntryKind, Cause]] = field(default_factory=list)
+
+
+def look_up(
+    manager: BlockManager, pool: HostPool, chunk_blocks: int, seq: Sequence, hit: PrefixHit
+) -> Found:
+    """The longest boundary behind ``hit`` that both cover. Changes no account.
+
+    Args:
+        manager: blocks and checkpoints of the device.
+        pool: entries of the host.
+        chunk_blocks: KV blocks of an entry.
+        seq: the request; hashes of its blocks are computed as needed.
+        hit: what the device has alone.
+    """
+    find = manager.blocks.find
+    spacing = manager.checkpoint_spacing // manager.block_size
+    count = (seq.num_tokens - 1) // manager.block_size // spacing * spacing
+    hashes = seq.block_hashes
+    extend_hashes(hashes, seq.token_ids, manager.block_size, count, seq.cache_salt)
+    chunks: list[tuple[Entry, list[int]]] = []
+    failures: list[tuple[EntryKind, Cause]] = []
+    reach = 0
+    for end in range(chunk_blocks, count + 1, chunk_blocks):
+        numbers = range(end - chunk_blocks, end)
+        missing = [number for number in numbers if find(hashes[number]) is None]
+        if missing:
+            entry, cause = _entry(pool, PoolKey(EntryKind.KV, hashes[end - 1]))
+            if entry is None:
+                if cause is not Cause.ABSENT:
+                    failures.append((EntryKind.KV, cause))
+                break
+            chunks.append((entry, missing))
+        reach = end
+    for end in range(reach // spacing * spacing, hit.num_tokens // manager.block_size, -spacing):
+        state = None
+        slot = manager.checkpoints.find(hashes[end - 1])
+        if slot is None:
+            state, cause = _entry(pool, PoolKey(EntryKind.STATE, hashes[end - 1]))
+            if state is None:
+                # KV without its state is no prefix: the pair fails
+                if cause is not Cause.ABSENT:
+                    failures.append((EntryKind.STATE, cause))
+                continue
+        wanted = [(entry, numbers) for entry, numbers in chunks if numbers[0] < end]
+        present = [find(hashes[number]) for number in range(end)]
+        kept = [block for block in present if block is not None]
+        return Found(end * manager.block_size, wanted, kept, state, slot, failures)
+    return Found(failures=failures)
+
+
+def _entry(pool: HostPool, key: PoolKey) -> tuple[Entry | None, Cause]:
+    entry = pool.find(key)
+    if entry is None:
+        return None, Cause.EVICTED if pool.was_evicted(key) else Cause.ABSENT
+    return (entry, Cause.ABSENT) if entry.landed else (None, Cause.NOT_LANDED)
