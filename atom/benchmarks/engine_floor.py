@@ -47,7 +47,6 @@ def decode_floor(
     size, queries = dtype.itemsize, 1 + draft_tokens
     tokens = batch * queries
     shapes = checkpoint_shapes(config, with_mtp=False)
-    embedding = prod(shapes[_EMBEDDING])
     head = prod(shapes.get(_HEAD, shapes[_EMBEDDING]))
     # of the embedding only the rows of the step's tokens are read
     layers = sum(prod(shape) for name, shape in shapes.items() if name not in (_EMBEDDING, _HEAD))
@@ -58,7 +57,6 @@ def decode_floor(
     history = config.linear_conv_kernel_dim - 1
     key = 2 * config.num_key_value_heads * config.head_dim * size
     cached = int(len(config.full_layers) * batch * context * key)
-    assert embedding > 0
     parts = [
         Part("weights", (layers + head + tokens * hidden) * size, 0),
         # one state is read, and one is kept for each token that may be the last accepted one

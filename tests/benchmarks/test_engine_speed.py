@@ -31,6 +31,7 @@ from atom.benchmarks.engine_speed_rows import (
     SpeedRow,
 )
 from atom.benchmarks.engine_speed_settings import (
+    _VIRTUAL,
     OUR_DECODE,
     EngineSpeedSettings,
     PointKind,
@@ -38,6 +39,8 @@ from atom.benchmarks.engine_speed_settings import (
     engine_settings,
     sized,
 )
+from atom.device import open_device
+from atom.device.accelerator import why_no_accelerator
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput, DeviceError
 from atom.models.caches import bytes_per_group
@@ -465,3 +468,34 @@ def test_a_goal_inside_its_interval_stays_open() -> None:
     assert goals(summarise(samples, floors), samples)[0].outcome == OPEN
     samples, floors = _frames(16_000, 500, 27_000, clock="simulation")
     assert {goal.outcome for goal in goals(summarise(samples, floors), samples)} == {SIMULATED}
+
+
+# -- hardware
+@pytest.mark.gpu
+def test_device_times_and_memory_of_an_accelerator() -> None:
+    reason = why_no_accelerator()
+    if reason is not None:
+        pytest.skip(reason)
+    sizes = {**_VIRTUAL, **SMALL, "device": "accelerator", "profile_steps": 4}
+    settings = sized(sizes, quick=False)
+    found = {
+        point.kind: tables for point, tables in run_points(settings, open_device("accelerator"))
+    }
+    memory = {row.part: row for row in found[PointKind.MEMORY]["memory"]}  # type: ignore[attr-defined]
+    peak = memory["all, at its peak"]
+    assert peak.measured_bytes > 0  # type: ignore[attr-defined]
+    times = [
+        row for row in found[PointKind.DECODE]["device_time"] if isinstance(row, DeviceTimeRow)
+    ]
+    for arm in (SpeedArm.OURS, SpeedArm.MTP, SpeedArm.FORCED):
+        mine = {row.category: row.ms_per_step or 0.0 for row in times if row.arm is arm}
+        assert {Category.LINEAR, Category.CONV, Category.RECURRENT, Category.SAMPLER} <= set(mine)
+        assert (Category.DRAFTS in mine) == (arm is not SpeedArm.OURS)
+        assert mine.get(Category.OTHER, 0.0) <= 0.1 * sum(mine.values())
+    for row in found[PointKind.DECODE]["samples"]:
+        assert isinstance(row, SpeedRow)
+        assert row.clock is Clock.ACCELERATOR
+        if row.arm is SpeedArm.OURS:
+            assert row.device_ms is not None
+            assert row.gap_ms is not None
+            assert row.device_ms > 0
