@@ -22,7 +22,7 @@ _QUICK: dict[str, Any] = {
     "profile_steps": 10,
 }
 #: sizes that a CPU gets through in seconds
-_VIRTUAL: dict[str, Any] = {
+VIRTUAL_SIZES: dict[str, Any] = {
     "preset": "tiny",
     "batch_sizes": (2,),
     "prompt_tokens": 12,
@@ -141,7 +141,7 @@ def sized(given: Mapping[str, Any], *, quick: bool) -> EngineSpeedSettings:
     """
     smaller = dict(_QUICK) if quick else {}
     if given.get("device") == DeviceChoice.VIRTUAL:
-        smaller |= _VIRTUAL
+        smaller |= VIRTUAL_SIZES
     return EngineSpeedSettings.parse({**smaller, **given}, where="sweep engine-speed")
 
 

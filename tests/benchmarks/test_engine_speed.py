@@ -31,8 +31,8 @@ from atom.benchmarks.engine_speed_rows import (
     SpeedRow,
 )
 from atom.benchmarks.engine_speed_settings import (
-    _VIRTUAL,
     OUR_DECODE,
+    VIRTUAL_SIZES,
     EngineSpeedSettings,
     PointKind,
     build_points,
@@ -476,7 +476,7 @@ def test_device_times_and_memory_of_an_accelerator() -> None:
     reason = why_no_accelerator()
     if reason is not None:
         pytest.skip(reason)
-    sizes = {**_VIRTUAL, **SMALL, "device": "accelerator", "profile_steps": 4}
+    sizes = {**VIRTUAL_SIZES, **SMALL, "device": "accelerator", "profile_steps": 4}
     settings = sized(sizes, quick=False)
     found = {
         point.kind: tables for point, tables in run_points(settings, open_device("accelerator"))
@@ -492,7 +492,7 @@ def test_device_times_and_memory_of_an_accelerator() -> None:
         assert {Category.LINEAR, Category.CONV, Category.RECURRENT, Category.SAMPLER} <= set(mine)
         assert (Category.DRAFTS in mine) == (arm is not SpeedArm.OURS)
         assert mine.get(Category.OTHER, 0.0) <= 0.1 * sum(mine.values())
-    for row in found[PointKind.DECODE]["samples"]:
+    for row in decode["samples"]:
         assert isinstance(row, SpeedRow)
         assert row.clock is Clock.ACCELERATOR
         if row.arm is SpeedArm.OURS:
