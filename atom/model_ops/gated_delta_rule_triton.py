@@ -21,7 +21,7 @@ from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, row_passes
 
 #: value columns of a state tile, and warps of its program: in one warp no reduction has a barrier
-STATE_TILE = (16, 1)
+STATE_TILE = (32, 1)
 _NORM_ELEMENTS = 2048
 _GATE_ELEMENTS = 256
 
