@@ -484,9 +484,8 @@ def test_device_times_and_memory_of_an_accelerator() -> None:
     memory = {row.part: row for row in found[PointKind.MEMORY]["memory"]}  # type: ignore[attr-defined]
     peak = memory["all, at its peak"]
     assert peak.measured_bytes > 0  # type: ignore[attr-defined]
-    times = [
-        row for row in found[PointKind.DECODE]["device_time"] if isinstance(row, DeviceTimeRow)
-    ]
+    decode = found[PointKind.DECODE]
+    times = [row for row in decode["device_time"] if isinstance(row, DeviceTimeRow)]
     for arm in (SpeedArm.OURS, SpeedArm.MTP, SpeedArm.FORCED):
         mine = {row.category: row.ms_per_step or 0.0 for row in times if row.arm is arm}
         assert {Category.LINEAR, Category.CONV, Category.RECURRENT, Category.SAMPLER} <= set(mine)
