@@ -194,7 +194,7 @@ class LawPoint:
     Attributes:
         arm: which.
         budget: the token budget.
-        largest: largest ``num_bonus`` that the host got.
+        largest: largest ``num_bonus`` of the first stale status; of all, where none was stale.
         seen: statuses that carried the budget itself.
         unpatched: whether the arm has the fault.
     """
@@ -212,13 +212,18 @@ def law_points(run: Run) -> list[LawPoint]:
         LawPoint(
             str(row["arm"]),
             int(row["token_budget"]),
-            int(row["largest_bonus"]),
+            _first_wrong_value(row),
             int(row["budget_statuses"]),
             not protected(row),
         )
         for row in rows_of(run)
         if row["arm"] in (REFERENCE, GUARD_ALONE)
     ]
+
+
+def _first_wrong_value(row: dict[str, Any]) -> int:
+    shown = re.findall(r"-?\d+", str(row["first_wrong_status"] or ""))
+    return max(map(int, shown), default=int(row["largest_bonus"]))
 
 
 def silent_changes(run: Run) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ _FATES: dict[str, tuple[str, str]] = {
 
 
 def law_figure(points: Sequence[LawPoint], evidence: Evidence) -> Figure:
-    """Largest ``num_bonus`` read, against the token budget; the prediction is the diagonal."""
+    """``num_bonus`` of the first stale status, against the token budget; beside the prediction."""
     figure, axes = plt.subplots(figsize=(7.5, 4.4))
     budgets = sorted({point.budget for point in points})
     ends = [budgets[0] * 0.7, budgets[-1] * 1.4]
@@ -73,7 +73,7 @@ def law_figure(points: Sequence[LawPoint], evidence: Evidence) -> Figure:
     axes.set_yticks([1, 3, *budgets], ["1", "3", *(f"{budget:,}" for budget in budgets)])
     axes.minorticks_off()
     axes.set_xlabel("token budget of a prefill step")
-    axes.set_ylabel("largest num_bonus that the host read")
+    axes.set_ylabel("largest num_bonus of the first stale status\n(held: of all statuses)")
     axes.set_title("The stale value changes with the token budget")
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
@@ -136,4 +136,4 @@ def fates(row: dict[str, Any]) -> tuple[int, int, int, int]:
     same = int(row["compared_requests"]) - changed
     # one more than those that decode brings the long prompt
     lost = int(row["requests"]) + 1 - same - changed - failed
-    return same, changed, failed, max(lost, 0)
+    return same, changed, failed, lost if row["crashed"] else 0

@@ -306,28 +306,32 @@ def unparked_arguments(stale: dict[str, int], trials: int) -> dict[str, Any]:
 
 #: what a claim waits for that these rows and runs cannot give
 _NEEDS = {
-    "mech-09": "an engine with and without speculative decoding",
-    "mech-11": "an engine with a scheduler, run at several token budgets",
-    "mech-12": "an engine with a scheduler, whose schedules are enumerated",
-    "mech-15": "the conv kernel, unguarded and guarded",
-    "mech-16": "the conv kernel on hardware, with an unmapped page behind its pool",
-    "arith-08": "a rejection sampler; its arithmetic stands in notebook 01",
     "life-04": "the test file's own runs, five on one GPU and one on another",
     "life-06": "trials parked by a large copy beside those parked by a spin kernel",
     "life-08": "nothing here: the earlier revision's test is not available",
-    "limit-02": "the guard in the kernel, with request, slot and value in its record",
 }
 
 
-def open_claims(claims: Mapping[str, Claim], notebook: str) -> pd.DataFrame:
+#: what a measurement of the engine's claims waits for, until there is one
+_NEEDS_ENGINE = "a recorded run of sweep engine-fault on hardware"
+_ENGINE_CLAIMS = ("mech-09", "mech-11", "mech-15", "mech-16", "limit-02")
+
+
+def open_claims(
+    claims: Mapping[str, Claim], notebook: str, *, engine_measured: bool = True
+) -> pd.DataFrame:
     """Claims of a notebook that need something which does not exist yet, and what.
 
     Args:
         claims: all claims by id.
         notebook: its number.
+        engine_measured: whether a run of the engine on hardware is there.
     """
+    needs = dict(_NEEDS)
+    if not engine_measured:
+        needs |= dict.fromkeys(_ENGINE_CLAIMS, _NEEDS_ENGINE)
     return pd.DataFrame(
-        {"claim": name, "what it says": claims[name].claim, "needs": needs}
-        for name, needs in _NEEDS.items()
+        {"claim": name, "what it says": claims[name].claim, "needs": need}
+        for name, need in needs.items()
         if claims[name].notebook == notebook
     )
