@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from atom.benchmarks.engine_fault_rows import EngineFaultRow
 from atom.benchmarks.engine_speed_rows import DeviceTimeRow, FloorRow, MemoryRow, SpeedRow
 from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow
+from atom.benchmarks.greedy_equality_rows import GreedyEqualityRow
 from atom.benchmarks.kernel_rows import KernelRow
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
 from atom.benchmarks.source_lifetime_rows import LifetimeRow
@@ -20,6 +21,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "lifetime": {"trials": LifetimeRow},
     "kernels": {"samples": KernelRow},
     "engine_fault": {"arms": EngineFaultRow},
+    "greedy_equality": {"arms": GreedyEqualityRow},
     "engine_speed": {
         "samples": SpeedRow,
         "device_time": DeviceTimeRow,
@@ -47,6 +49,7 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
     "lifetime": {"trials": ("point_id",)},
     "kernels": {"samples": ("point_id", "arm", "repeat")},
     "engine_fault": {"arms": ("point_id",)},
+    "greedy_equality": {"arms": ("point_id",)},
     "engine_speed": {
         "samples": ("point_id", "arm", "repeat"),
         "device_time": ("point_id", "arm", "category"),

@@ -210,7 +210,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m atom sweep``."""
     parser.add_argument(
         "experiment",
-        choices=[EXPERIMENT, "lifetime", "kernels", "engine-fault", "engine-speed"],
+        choices=[
+            EXPERIMENT,
+            "lifetime",
+            "kernels",
+            "engine-fault",
+            "engine-speed",
+            "greedy-equality",
+        ],
         help="what to sweep",
     )
     parser.add_argument(
@@ -307,6 +314,10 @@ def run(arguments: argparse.Namespace) -> int:
         from atom.workbook import engine_speed_runs
 
         return engine_speed_runs.sweep(arguments, None if named else _present_device())
+    if arguments.experiment == "greedy-equality":
+        from atom.workbook import greedy_equality_runs
+
+        return greedy_equality_runs.sweep(arguments, None if named else _present_device())
     settings = settings_from(arguments)
     if arguments.dry_run:
         _name_what_spoils(settings)
