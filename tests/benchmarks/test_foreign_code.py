@@ -37,7 +37,7 @@ def test_every_program_says_what_it_runs() -> None:
 
 
 def test_an_unknown_program_is_refused() -> None:
-    with pytest.raises(BadInput, match="known: .*continuous batching"):
+    with pytest.raises(BadInput, match=r"known: .*continuous batching"):
         run_all(["nothing"], "cpu", 5)
 
 
