@@ -344,6 +344,25 @@ class SourceLifetimeSettings(NotebookSettings, LifetimeSettings):
         return LifetimeSettings(**{**values, "device": device})
 
 
+class ProtocolCostSettings(NotebookSettings):
+    """Parameters of notebook 06: what is counted now, and where recorded runs lie."""
+
+    device_profile: str = Field("MI355X", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Profile of the virtual device on which a step's calls are counted."""
+
+    batch: int = Field(4, ge=1, le=64)
+    """Requests of the counted decode steps."""
+
+    steps: int = Field(8, ge=1, le=1000)
+    """Counted decode steps of each arm."""
+
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    """Seed of weights and prompts, and of the bootstrap."""
+
+    measured: Names = ("data/runs",)
+    """Recorded hardware runs (run folders or parents of them) to show."""
+
+
 class SummarySettings(NotebookSettings):
     """Parameters of notebook 00."""
 

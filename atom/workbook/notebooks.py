@@ -10,6 +10,7 @@ from typing import Any
 from atom.config import (
     FaultArithmeticSettings,
     NotebookSettings,
+    ProtocolCostSettings,
     RaceMicrobenchmarkSettings,
     SourceLifetimeSettings,
     SummarySettings,
@@ -29,7 +30,8 @@ class NotebookSpec:
         profiles: parameters that a profile (``ci``, ``gpu``) sets before the user's own.
         after: notebooks whose results it reads; they are executed first.
         planned: registered for its budget, file not written yet.
-        experiment: whose recorded runs its ``records`` may name; ``None`` if it reads no rows.
+        experiment: whose recorded runs its ``records`` needs; ``None`` if it needs none.
+        also: experiments whose runs it reads too, where there are any.
         key_figures: positions, from 0, of the figures that a report's README shows.
     """
 
@@ -41,7 +43,13 @@ class NotebookSpec:
     after: tuple[str, ...] = ()
     planned: bool = False
     experiment: str | None = None
+    also: tuple[str, ...] = ()
     key_figures: tuple[int, ...] = (0,)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Experiments whose recorded runs its ``records`` may name."""
+        return frozenset(self.also) | ({self.experiment} if self.experiment else set())
 
     @property
     def number(self) -> str:
@@ -78,11 +86,19 @@ _SPECS = (
         75,
         profiles=_DEVICE_PROFILES,
         experiment="lifetime",
+        also=("engine_fault", "foreign"),
         key_figures=(0, 1),
     ),
     NotebookSpec("04_accuracy", "Accuracy", NotebookSettings, 45, planned=True),
     NotebookSpec("05_throughput", "Throughput", NotebookSettings, 75, planned=True),
-    NotebookSpec("06_protocol_cost", "Protocol cost", NotebookSettings, 60, planned=True),
+    NotebookSpec(
+        "06_protocol_cost",
+        "Protocol cost",
+        ProtocolCostSettings,
+        60,
+        also=("kernels", "engine_speed"),
+        key_figures=(0, 2, 3),
+    ),
     NotebookSpec("07_offload_capacity", "Offload capacity", NotebookSettings, 75, planned=True),
 )
 

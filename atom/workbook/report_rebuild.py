@@ -95,10 +95,12 @@ def plan_from_runs(paths: Iterable[Path], root: Path, profile: str | None = None
     for stem, spec in NOTEBOOKS.items():
         if spec.planned or (spec.experiment is not None and spec.experiment not in present):
             continue
+        if spec.reads and not spec.reads & present:
+            continue
         chosen = [
             _relative(run.path, root)
             for run in runs
-            if stem == _SUMMARY or run.provenance.experiment == spec.experiment
+            if stem == _SUMMARY or run.provenance.experiment in spec.reads
         ]
         parameters[stem] = {"records": chosen} if chosen else {}
     name = profile or (machines[0] if machines else "ci")
@@ -226,7 +228,7 @@ def _again(
         for name, value in result["settings"].items()
         if name not in _OWN and (name not in defaults or defaults[name] != value)
     }
-    if spec.experiment is None:
+    if not spec.reads:
         return values
     cited = cited_runs(result)
     lost = {

@@ -1,0 +1,350 @@
+"""What notebook 06 shows, from rows: the guard's cost, the state kernels, the engine's speed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from atom.benchmarks.engine_speed_rows import Clock
+from atom.benchmarks.kernel_rows import CacheState, KernelArm, Operator, Question
+from atom.benchmarks.step_calls import StepCalls
+from atom.config import CopyProtocol, GuardMode
+from atom.evidence import Evidence
+from atom.workbook.claim_model import Claim
+from atom.workbook.engine_speed_analysis import MET, MISSED, OPEN, ArmSpeed, Goal, Ratio
+from atom.workbook.kernel_analysis import ArmSummary
+from atom.workbook.records import Run, load_runs
+
+NOTHING = "–"
+KERNELS, SPEED = "kernels", "engine_speed"
+#: the goals of the state kernels: share of a copy's rate, and of a guard's cost
+COPY_SHARE = 0.85
+COPY_BATCH = 256
+GUARD_ALLOWANCE = 0.01
+GUARD_BATCH = 256
+
+#: arms of the protocol's own cost that no experiment here runs yet
+OPEN_ARMS = {
+    "the bare transfer loop and the engine's decode loop, by protocol": "an experiment of its own, "
+    "with unpatched, its null twin and all protocols interleaved",
+    "host time of a send and of a receive, tails beside medians": "the same",
+    "device memory held beyond the unpatched engine": "the same, over steps of a deep host lead",
+    "how long a block is kept from the allocator": "the same, with a copy stream that is stuck",
+    "a host check that waits for the device each step": "the same, as one more guard",
+    "the virtual device's cost model against held-out arms": "a fit to the runs of the above",
+}
+_NEEDS_ARMS = "the arms of the protocol's own cost, which no experiment here runs yet"
+_NEEDS_TOKENS = "step times of hold beside a null arm, in the same loop"
+
+
+@dataclass(frozen=True)
+class CostRuns:
+    """Recorded runs on hardware; ``None`` where there is none.
+
+    Attributes:
+        kernels: of the kernel-speed experiment.
+        speed: of the engine-speed experiment.
+        problems: runs that could not be used, and why.
+    """
+
+    kernels: Run | None
+    speed: Run | None
+    problems: tuple[str, ...]
+
+
+def gather_runs(records: Sequence[str], measured: Sequence[str]) -> CostRuns:
+    """The newest finished hardware run of each experiment; one in ``records`` goes first."""
+    problems: list[str] = []
+    found = {}
+    for experiment in (KERNELS, SPEED):
+        chosen = None
+        for folders in (records, measured):
+            present = [folder for folder in folders if Path(folder).is_dir()]
+            runs, more = load_runs(present, experiment)
+            problems += more
+            usable = []
+            for run in runs:
+                if run.provenance.exit_state != "finished":
+                    problems.append(f"{run.provenance.run_id} is {run.provenance.exit_state}")
+                elif run.provenance.evidence is Evidence.MEASURED:
+                    usable.append(run)
+            if usable and chosen is None:
+                chosen = usable[-1]
+        found[experiment] = chosen
+    return CostRuns(found[KERNELS], found[SPEED], tuple(dict.fromkeys(problems)))
+
+
+# -- calls of a step
+
+
+def calls_table(calls: Sequence[StepCalls]) -> pd.DataFrame:
+    """One row an arm: calls of a decode step."""
+    names = {
+        "events created": "events_created",
+        "events recorded": "events_recorded",
+        "host waits": "host_waits",
+        "stream waits": "stream_waits",
+        "record_stream": "streams_told",
+        "kernels": "kernels",
+        "copies": "copies",
+        "blocks allocated": "blocks",
+    }
+    return pd.DataFrame(
+        {
+            "protocol": str(one.protocol),
+            "guard": str(one.guard),
+            "epoch tag": "yes" if one.epoch_tag else "no",
+            **{label: f"{one.a_step(name):g}" for label, name in names.items()},
+        }
+        for one in calls
+    )
+
+
+def find_calls(
+    calls: Sequence[StepCalls],
+    protocol: CopyProtocol,
+    guard: GuardMode = GuardMode.REPORT,
+    *,
+    epoch_tag: bool = True,
+) -> StepCalls:
+    """The counts of that arm."""
+    return next(
+        one
+        for one in calls
+        if (one.protocol, one.guard, one.epoch_tag) == (protocol, guard, epoch_tag)
+    )
+
+
+def call_arguments(calls: Sequence[StepCalls], profile: str) -> dict[str, dict[str, Any]]:
+    """Arguments for the claims that counted calls settle, all simulated."""
+    bare = find_calls(calls, CopyProtocol.UNPATCHED)
+    hold = find_calls(calls, CopyProtocol.HOLD)
+    unguarded = find_calls(calls, CopyProtocol.HOLD, GuardMode.NONE)
+    trap = find_calls(calls, CopyProtocol.HOLD, GuardMode.TRAP)
+    events = hold.events_created + hold.events_recorded
+    extra = events - bare.events_created - bare.events_recorded
+    waits = hold.host_waits - unguarded.host_waits
+    return {
+        "contract-11": {
+            "value": extra / hold.steps,
+            "detail": f"created and recorded in {hold.steps} decode steps: {events} with hold, "
+            f"{bare.events_created + bare.events_recorded} unpatched",
+            "machine": profile,
+        },
+        "limit-01": {
+            "value": waits / hold.steps,
+            "detail": f"host waits in {hold.steps} decode steps: {unguarded.host_waits} without a "
+            f"guard, {hold.host_waits} with the reporting guard, {trap.host_waits} with the "
+            "trapping one; its record travels with the status",
+            "machine": profile,
+        },
+    }
+
+
+# -- kernels
+
+
+def chosen(
+    summaries: Sequence[ArmSummary], question: Question, operator: Operator
+) -> list[ArmSummary]:
+    """Arms of one question and operator that were timed, cold, at the first number of channels."""
+    rows = [
+        one
+        for one in summaries
+        if one.question == question and one.operator == operator and one.cache == CacheState.COLD
+    ]
+    channels = rows[0].channels if rows else 0
+    return [one for one in rows if one.channels == channels and one.microseconds is not None]
+
+
+def kernels_table(summaries: Sequence[ArmSummary], question: Question) -> pd.DataFrame:
+    """One row an arm and point: time, rate and ratio with its interval."""
+    base = "unguarded" if question is Question.GUARD else "copy_"
+    return pd.DataFrame(
+        {
+            "kernel": one.operator.replace("_", " "),
+            "batch": one.batch,
+            "channels": one.channels,
+            "tokens a row": one.queries,
+            "cache": one.cache,
+            "arm": one.arm,
+            "us": NOTHING if one.microseconds is None else f"{one.microseconds:.2f}",
+            "TB/s": NOTHING if one.terabytes_per_s is None else f"{one.terabytes_per_s:.2f}",
+            f"time over {base}": ratio_text(_ratio(one)),
+            "left out": one.left_out or "",
+        }
+        for one in summaries
+        if one.question == question
+    )
+
+
+def _ratio(one: ArmSummary) -> Ratio | None:
+    if one.ratio is None or one.low is None or one.high is None:
+        return None
+    return one.ratio, one.low, one.high
+
+
+def ratio_text(ratio: Ratio | None, digits: int = 3) -> str:
+    """``1.012 [1.003, 1.020]``, or a dash."""
+    if ratio is None:
+        return NOTHING
+    return f"{ratio[0]:.{digits}f} [{ratio[1]:.{digits}f}, {ratio[2]:.{digits}f}]"
+
+
+def kernel_goals(summaries: Sequence[ArmSummary]) -> list[Goal]:
+    """The state kernels' goals, at each point where they are set."""
+    goals = []
+    for one in summaries:
+        ratio = _ratio(one)
+        if ratio is None or one.arm != KernelArm.REPORT:
+            continue
+        name, bound = "", 0.0
+        conv = one.operator == Operator.CONV_UPDATE
+        if one.question == Question.GUARD:
+            name, bound = "guard over none", 1 + GUARD_ALLOWANCE
+        elif conv and one.batch >= COPY_BATCH and one.cache == CacheState.COLD:
+            name, bound = "conv update's time over copy_", 1 / COPY_SHARE
+        if name:
+            goals.append(Goal(name, one.point_id, ratio, bound, False, _outcome(ratio, bound)))
+    return goals
+
+
+def _outcome(ratio: Ratio, bound: float) -> str:
+    return MET if ratio[2] <= bound else MISSED if ratio[1] > bound else OPEN
+
+
+def goals_table(goals: Sequence[Goal]) -> pd.DataFrame:
+    """One row a goal: what was found, what was wanted, and what became of it."""
+    return pd.DataFrame(
+        {
+            "goal": goal.name,
+            "point": goal.point_id,
+            "found": ratio_text(goal.value),
+            "wanted": f"{'at least' if goal.at_least else 'at most'} {goal.wanted:.4g}",
+            "outcome": goal.outcome,
+        }
+        for goal in goals
+    )
+
+
+def kernel_arguments(run: Run, summaries: Sequence[ArmSummary]) -> dict[str, dict[str, Any]]:
+    """Arguments for the claims that kernel times settle.
+
+    A graph is replayed by one host call: whatever is in it costs no synchronisation with the host.
+    """
+    guard = [
+        one
+        for one in summaries
+        if one.question == Question.GUARD
+        and one.arm == KernelArm.REPORT
+        and one.microseconds is not None
+    ]
+    if not guard:
+        return {"limit-01": {"reason": "this run does not time the guard"}}
+    rows = run.tables["samples"]
+    launches = int(rows[rows["question"] == Question.GUARD]["launches"].max())
+    ratios = [one.ratio for one in guard if one.ratio is not None]
+    return {
+        "limit-01": {
+            "value": 0,
+            "detail": f"up to {launches:,} guarded launches run in one graph, whose replay is one "
+            f"host call: none of them can wait for the host; their time is {min(ratios):.3f} to "
+            f"{max(ratios):.3f} of the unguarded",
+            "machine": run.provenance.machine,
+            "run_ids": (run.provenance.run_id,),
+        }
+    }
+
+
+# -- the engine
+
+
+def speed_table(summaries: Sequence[ArmSpeed]) -> pd.DataFrame:
+    """One row an arm and point."""
+    return pd.DataFrame(
+        {
+            "point": one.point_id,
+            "arm": one.arm,
+            "tokens/s": NOTHING
+            if one.tokens_per_s is None
+            else f"{one.tokens_per_s[0]:,.0f} [{one.tokens_per_s[1]:,.0f}, "
+            f"{one.tokens_per_s[2]:,.0f}]",
+            "step ms": _number(one.step_ms, 3),
+            "p99 ms": _number(one.step_p99_ms, 3),
+            "tokens a row": _number(one.tokens_per_row, 2),
+            "step over floor": ratio_text(one.over_floor, 2),
+            "rate over ours": ratio_text(one.over_ours, 2),
+            "rate over transformers'": ratio_text(one.over_transformers, 1),
+            "host ms": _number((one.parts or {}).get("host_ms"), 3),
+            "gap ms": _number((one.parts or {}).get("gap_ms"), 3),
+            "left out": one.left_out or "",
+        }
+        for one in summaries
+    )
+
+
+def memory_table(run: Run) -> pd.DataFrame:
+    """Planned and counted device memory, in MiB."""
+    return pd.DataFrame(
+        {
+            "part": str(row["part"]),
+            "planned, MiB": f"{row['planned_bytes'] / 2**20:,.1f}",
+            "measured, MiB": NOTHING
+            if pd.isna(row["measured_bytes"])
+            else f"{row['measured_bytes'] / 2**20:,.1f}",
+        }
+        for row in run.tables["memory"].to_dict("records")
+    )
+
+
+def is_hardware(run: Run) -> bool:
+    """Whether every time of an engine-speed run is an accelerator's."""
+    return bool((run.tables["samples"]["clock"] == Clock.ACCELERATOR).all())
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+# -- what is open
+
+
+def open_arms() -> pd.DataFrame:
+    """What this notebook does not answer yet."""
+    return pd.DataFrame(
+        {"not measured yet": name, "what it takes": needs} for name, needs in OPEN_ARMS.items()
+    )
+
+
+def open_claims(
+    claims: Mapping[str, Claim], notebook: str, settled: Collection[str]
+) -> pd.DataFrame:
+    """Claims of a notebook that are not settled by every kind of evidence they name.
+
+    Args:
+        claims: all claims by id.
+        notebook: its number.
+        settled: keys ``<claim>/<evidence>``.
+    """
+    table = []
+    for name, claim in claims.items():
+        if claim.notebook != notebook:
+            continue
+        missing = [str(kind) for kind in claim.evidence if f"{name}/{kind}" not in settled]
+        if missing:
+            needs = _NEEDS_TOKENS if name == "contract-15" else _NEEDS_ARMS
+            if name == "limit-01":
+                needs = "a recorded run of sweep kernels"
+            table.append(
+                {
+                    "claim": name,
+                    "what it says": claim.claim,
+                    "open": ", ".join(missing),
+                    "needs": needs,
+                }
+            )
+    return pd.DataFrame(table)
