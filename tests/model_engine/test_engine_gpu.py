@@ -302,7 +302,7 @@ def test_the_law_tells_an_engine_that_keeps_its_sources(
         kept.append(payloads)
         return send(*payloads)
 
-    processor.send_to_cpu_async = hoard  # type: ignore[method-assign]
+    processor.send_to_cpu_async = hoard  # type: ignore[method-assign,assignment]
     assert growth(engine, accelerator, 60) > REST_BYTES
     engine.close()
 
