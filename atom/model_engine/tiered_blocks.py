@@ -239,10 +239,16 @@ class TieredBlockManager(BlockManager):
         self._next_chunk[seq.request_id] = 0
         for kind, cause in self._failures.pop(seq.request_id, ()):
             self.tier_counts.failed(kind, cause)
-        a_chunk, hashes = self.chunk_blocks, seq.block_hashes
-        for end in range(a_chunk, len(hashes) + 1, a_chunk):
-            if not self.pool.touch(PoolKey(EntryKind.KV, hashes[end - 1])):
+        found: list[PoolKey] = []
+        hashes = seq.block_hashes
+        for end in range(self.chunk_blocks, len(hashes) + 1, self.chunk_blocks):
+            key = PoolKey(EntryKind.KV, hashes[end - 1])
+            if key not in self.pool:
                 break
+            found.append(key)
+        # the end of a prefix goes first, as with LMCache in the process
+        for key in reversed(found):
+            self.pool.touch(key)
         if hit.num_tokens:
             digest = hashes[hit.num_tokens // self.block_size - 1]
             self._resumed[seq.request_id] = digest

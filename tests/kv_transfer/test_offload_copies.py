@@ -82,7 +82,7 @@ class Bench:
             HostMemory(device, self.pool.capacity_bytes),
             chunk_blocks=CHUNK,
             by_rows=by_rows,
-            **sizes,  # type: ignore[arg-type]
+            **sizes,
         )
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
