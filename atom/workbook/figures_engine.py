@@ -302,7 +302,7 @@ def rates_figure(summaries: Sequence[ArmSpeed]) -> Figure:
         axes.set_title(f"decode, {rows[0].batch} requests", fontsize=10)
         axes.grid(axis="y", visible=False)
         axes.margins(x=0.12)
-    all_axes[-1, 0].set_xlabel("tokens/s; the red line is the floor: a copy of the step's bytes")
+    all_axes[-1, 0].set_xlabel("tokens/s; upright lines: the floor, a copy of the step's bytes")
     return figure
 
 

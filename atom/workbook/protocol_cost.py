@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from atom.config import CopyProtocol, GuardMode
 from atom.evidence import Evidence
 from atom.workbook.claim_model import Claim
 from atom.workbook.engine_speed_analysis import MET, MISSED, OPEN, ArmSpeed, Goal, Ratio
-from atom.workbook.kernel_analysis import ArmSummary
+from atom.workbook.kernel_analysis import BASES, ArmSummary
 from atom.workbook.records import Run, load_runs
 
 NOTHING = "–"
@@ -162,24 +163,40 @@ def chosen(
 
 
 def kernels_table(summaries: Sequence[ArmSummary], question: Question) -> pd.DataFrame:
-    """One row an arm and point: time, rate and ratio with its interval."""
-    base = "unguarded" if question is Question.GUARD else "copy_"
-    return pd.DataFrame(
-        {
-            "kernel": one.operator.replace("_", " "),
-            "batch": one.batch,
-            "channels": one.channels,
-            "tokens a row": one.queries,
-            "cache": one.cache,
-            "arm": one.arm,
-            "us": NOTHING if one.microseconds is None else f"{one.microseconds:.2f}",
-            "TB/s": NOTHING if one.terabytes_per_s is None else f"{one.terabytes_per_s:.2f}",
-            f"time over {base}": ratio_text(_ratio(one)),
-            "left out": one.left_out or "",
+    """One row a point: our time and rate, and each arm's time over the base's."""
+    base = str(BASES[question])
+    ours = KernelArm.NONE if question is Question.GUARD else KernelArm.REPORT
+    rows = [one for one in summaries if one.question == question]
+    arms = [arm for arm in dict.fromkeys(one.arm for one in rows) if arm != base]
+    table = []
+    for point in dict.fromkeys(one.point_id for one in rows):
+        own = {one.arm: one for one in rows if one.point_id == point}
+        first = next(iter(own.values()))
+        known = own.get(str(ours))
+        line: dict[str, Any] = {
+            "kernel": first.operator.replace("_update", ""),
+            "batch": first.batch,
+            "channels": first.channels,
+            "tokens a row": first.queries,
+            "cache": first.cache,
+            f"{ours}, us": _number(None if known is None else known.microseconds, 2),
+            "TB/s": _number(None if known is None else known.terabytes_per_s, 2),
         }
-        for one in summaries
-        if one.question == question
-    )
+        line |= {
+            f"{arm} over {base}": ratio_text(_ratio(own[arm])) if arm in own else NOTHING
+            for arm in arms
+        }
+        table.append(line)
+    return pd.DataFrame(table)
+
+
+def left_out(summaries: Sequence[ArmSummary]) -> list[str]:
+    """Why arms were not timed, once each, with the number of points."""
+    counts = Counter((one.arm, one.left_out) for one in summaries if one.left_out is not None)
+    return [
+        f"{arm} was not timed at {count} {'point' if count == 1 else 'points'}: {reason}"
+        for (arm, reason), count in counts.items()
+    ]
 
 
 def _ratio(one: ArmSummary) -> Ratio | None:
