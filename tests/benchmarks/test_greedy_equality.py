@@ -36,7 +36,7 @@ from atom.workbook.greedy_equality_runs import settings_from, unexpected
 from atom.workbook.records import load_runs
 
 SMALL = GreedyEqualitySettings(
-    requests=4, prompt_tokens=24, output_tokens=12, only=(NULL, MTP, "MTP-3, chunks", CONTROL)
+    requests=3, prompt_tokens=20, output_tokens=8, only=(NULL, MTP, "MTP-3, chunks", CONTROL)
 )
 
 

@@ -37,7 +37,9 @@ from atom.transfer.copy_protocol import UnpatchedWarning
 
 pytestmark = pytest.mark.gpu
 
-PROMPTS = random_prompts(7, (5, 17, 33, 70, 100))
+#: of a seed with which the two likeliest tokens are 0.005 apart or more at every place, which is
+#: far more than another order of float32 sums moves them
+PROMPTS = random_prompts(7, (5, 17, 33, 70, 100), seed=2)
 SAFE = [protocol for protocol in CopyProtocol if protocol is not CopyProtocol.UNPATCHED]
 BUDGET = 8192
 FAULT = EngineFaultSettings(
@@ -45,7 +47,8 @@ FAULT = EngineFaultSettings(
     model="preset:m395",
     token_budgets=(BUDGET,),
     chunks=2,
-    output_tokens=12,
+    # the request of the bad count still runs when the guard speaks
+    output_tokens=48,
 )
 EQUALITY = GreedyEqualitySettings(
     device=DeviceChoice.ACCELERATOR,

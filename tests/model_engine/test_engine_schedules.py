@@ -24,8 +24,8 @@ from atom.transfer.copy_protocol import UnpatchedWarning
 
 SAFE = [protocol for protocol in CopyProtocol if protocol is not CopyProtocol.UNPATCHED]
 #: the long prompt comes late: its middle chunks fall between decode steps
-SHORT, LONG = random_prompts(3, (5, 9, 17), seed=4), random_prompts(1, (110,), seed=5)[0]
-PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+SHORT, LONG = random_prompts(3, (5, 9, 17), seed=4), random_prompts(1, (90,), seed=5)[0]
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
