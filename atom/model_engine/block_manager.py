@@ -153,6 +153,9 @@ class BlockManager:
         """
         return self.find_hit(seq)
 
+    def look_ahead(self, waiting: Numbers[Sequence]) -> None:
+        """The head of the queue cannot be admitted now: a lower tier may see to those behind."""
+
     def block_hash_at(self, seq: Sequence, num_tokens: int) -> bytes:
         """Hash of the block that ends at ``num_tokens``, a multiple of the block size."""
         count = num_tokens // self.block_size

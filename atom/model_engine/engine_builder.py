@@ -143,6 +143,14 @@ def tiered_manager(
         chunk_blocks=settings.offload_chunk_tokens // settings.block_size,
         most_bytes_in_flight=settings.offload_in_flight_bytes,
     )
+    _LOGGER.info(
+        "CPU pool: %.1f MiB, %s; a KV entry of %d tokens takes %s bytes, a state image %s",
+        pool.capacity_bytes / 2**20,
+        pool.policy,
+        settings.offload_chunk_tokens,
+        f"{pool.occupied_bytes(offload.chunk_bytes):,}",
+        f"{pool.occupied_bytes(offload.state_bytes):,}",
+    )
     return TieredBlockManager(
         plan.num_blocks,
         settings.block_size,

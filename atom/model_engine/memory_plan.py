@@ -83,7 +83,9 @@ def working_bytes(config: ModelConfig, settings: EngineSettings, dtype: torch.dt
     attention = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     linear = 3 * config.conv_dim + 2 * config.value_dim
     layer = max(attention + config.hidden_size, linear, 3 * config.intermediate_size)
-    return kept + tokens * (layer + 4 * config.hidden_size) * max(size, 4)
+    # staging blocks of stores and of loads
+    staging = 2 * settings.offload_in_flight_bytes if settings.cpu_pool_bytes is not None else 0
+    return kept + tokens * (layer + 4 * config.hidden_size) * max(size, 4) + staging
 
 
 def plan_memory(

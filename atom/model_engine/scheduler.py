@@ -235,6 +235,7 @@ class Scheduler:
             seq = self.waiting[0]
             hit = self._fitting_hit(seq)
             if hit is None:
+                manager.look_ahead(self.waiting)
                 break
             length = chunk_length(
                 manager, seq, hit.num_tokens, hit.branch_tokens, budget, bool(rows)

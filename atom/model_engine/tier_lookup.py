@@ -1,10 +1,11 @@
-"""What the device and the host pool have of a prompt together."""
+"""What the device and the host pool have of a prompt together, and what is loaded of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from atom.kv_transfer.host_pool import Entry, EntryKind, HostPool, PoolKey
+from atom.kv_transfer.offload import TransferJob
 from atom.kv_transfer.tier_counts import Cause
 from atom.model_engine.block_manager import BlockManager, PrefixHit
 from atom.model_engine.prefix_cache import extend_hashes
@@ -32,6 +33,44 @@ class Found:
     state: Entry | None = None
     slot: int | None = None
     failures: list[tuple[EntryKind, Cause]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Load:
+    """A load for one request.
+
+    Attributes:
+        chunks: as in :class:`Found`.
+        blocks: target block of each missing block of the prompt, by its number.
+        present: blocks of the prefix that were on the device, kept there for it.
+        hashes: of the prompt's blocks.
+        slot: checkpoint slot of the state, loaded or there already; ``None`` once given back.
+        pinned_slot: whether the slot is published and pinned for this load, not reserved.
+        job: its last job; ``None`` once the host saw it end.
+        published: whether its blocks can be hit.
+        void: whether its content was taken back.
+        owner: the request that has not been admitted yet, or ``None``.
+        rest: blocks that its request needs beside, to be admitted.
+    """
+
+    chunks: list[tuple[Entry, list[int]]]
+    state: Entry | None
+    blocks: dict[int, int]
+    present: list[int]
+    hashes: list[bytes]
+    slot: int | None
+    job: TransferJob | None = None
+    published: bool = False
+    void: bool = False
+    owner: int | None = None
+    pinned_slot: bool = False
+    rest: int = 0
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What it reads."""
+        found = [entry for entry, _ in self.chunks]
+        return found if self.state is None else [*found, self.state]
 
 
 def look_up(

@@ -6,57 +6,27 @@ when a prompt that holds it on the device goes through.
 
 What the pool has of a prompt comes back as if it had been computed: loaded blocks and checkpoints
 are published, and the request hits them. While its load is on its way a request waits and others
-run; if nothing else can run it is admitted, and the default stream waits for the load. A load that
+run, and loads of the next ones in the queue begin; if nothing else can run it is admitted, and the
+default stream waits for the load. A load that
 cannot be is no error: the request computes what is missing, and the cause is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence as Numbers
+from itertools import islice
 
 from atom.errors import DeviceOutOfMemory
 from atom.kv_transfer.host_pool import Entry, EntryKind, HostPool, PoolKey, Refusal
-from atom.kv_transfer.offload import ChunkCopy, Offload, StateCopy, TransferJob
+from atom.kv_transfer.offload import ChunkCopy, Offload, StateCopy
 from atom.kv_transfer.tier_counts import Cause, TierCounts
 from atom.model_engine.block_manager import NO_HIT, BlockManager, PrefixHit
 from atom.model_engine.sequence import Sequence
-from atom.model_engine.tier_lookup import Found, look_up
+from atom.model_engine.tier_lookup import Found, Load, look_up
 
-
-@dataclass(eq=False)
-class _Load:
-    """A load for one request.
-
-    Attributes:
-        chunks: as in :class:`atom.model_engine.tier_lookup.Found`.
-        blocks: target block of each missing block of the prompt, by its number.
-        present: blocks of the prefix that were on the device, kept there for it.
-        hashes: of the prompt's blocks.
-        slot: checkpoint slot of the state, loaded or there already; ``None`` once given back.
-        pinned_slot: whether the slot is published and pinned for this load, not reserved.
-        job: its last job; ``None`` once the host saw it end.
-        published: whether its blocks can be hit.
-        void: whether its content was taken back.
-        owner: the request that has not been admitted yet, or ``None``.
-    """
-
-    chunks: list[tuple[Entry, list[int]]]
-    state: Entry | None
-    blocks: dict[int, int]
-    present: list[int]
-    hashes: list[bytes]
-    slot: int | None
-    job: TransferJob | None = None
-    published: bool = False
-    void: bool = False
-    owner: int | None = None
-    pinned_slot: bool = False
-
-    @property
-    def entries(self) -> list[Entry]:
-        found = [entry for entry, _ in self.chunks]
-        return found if self.state is None else [*found, self.state]
+#: waiting requests behind the head whose loads may begin
+_LOOK_AHEAD = 4
 
 
 class TieredBlockManager(BlockManager):
@@ -94,28 +64,25 @@ class TieredBlockManager(BlockManager):
         pool.on_evict = lambda entry: offload.memory.extents.give(entry.place)
         self.chunk_blocks = chunk_tokens // block_size
         self.tier_counts = TierCounts()
-        self._loads: dict[int, _Load] = {}
-        self._landing: list[_Load] = []
+        self._loads: dict[int, Load] = {}
+        self._landing: list[Load] = []
         self._failures: dict[int, list[tuple[EntryKind, Cause]]] = {}
         #: per running request: the next chunk to look at, and the digest of where it resumed
         self._next_chunk: dict[int, int] = {}
         self._resumed: dict[int, bytes] = {}
+        #: tokens beside its own that a request needs blocks for, and blocks left free
+        self._asked = (0, 0)
 
     # -- look-up
     def resume(self, seq: Sequence, num_tokens: int, spare: int) -> PrefixHit | None:
         """See :meth:`BlockManager.resume`; ``None`` while a load is on its way."""
         self.poll()
-        for other in [number for number in self._loads if number != seq.request_id]:
-            # another request came to the head of the queue
-            self._disown(other)
+        self._asked = (num_tokens - seq.num_tokens, spare)
         load = self._loads.get(seq.request_id)
         if load is None:
             hit = self.find_hit(seq)
-            found = look_up(self, self.pool, self.chunk_blocks, seq, hit)
-            self._failures[seq.request_id] = found.failures
-            if found.num_tokens <= hit.num_tokens:
-                return hit
-            load = self._begin(seq, found, num_tokens, spare)
+            self._make_way(hit, num_tokens, spare)
+            load = self._look_up_and_load(seq, hit, num_tokens, spare)
             if load is None:
                 return hit
         if not load.published and not load.void:
@@ -127,12 +94,41 @@ class TieredBlockManager(BlockManager):
             self._publish_load(load)
         return self.find_hit(seq)
 
+    def look_ahead(self, waiting: Numbers[Sequence]) -> None:
+        """Begin loads for requests behind a head that waits for its own.
+
+        Each is looked at once until it is the head itself. The blocks that the ones before it
+        still need are left for them.
+        """
+        if waiting[0].request_id not in self._loads:
+            return
+        extra, spare = self._asked
+        for seq in islice(waiting, 1, 1 + _LOOK_AHEAD):
+            if seq.request_id not in self._failures:
+                rest = sum(load.rest for load in self._loads.values())
+                tokens = seq.num_tokens + extra
+                self._look_up_and_load(seq, self.find_hit(seq), tokens, spare + rest)
+
+    def _look_up_and_load(
+        self, seq: Sequence, hit: PrefixHit, num_tokens: int, spare: int
+    ) -> Load | None:
+        found = look_up(self, self.pool, self.chunk_blocks, seq, hit)
+        self._failures[seq.request_id] = found.failures
+        if found.num_tokens <= hit.num_tokens:
+            return None
+        return self._begin(seq, found, num_tokens, spare)
+
+    def _make_way(self, hit: PrefixHit, num_tokens: int, spare: int) -> None:
+        """Take blocks back from loads of requests behind the head, if it needs them."""
+        while self._loads and not super().can_allocate(num_tokens, hit, spare=spare):
+            self._drop_a_load()
+
     @property
     def _is_idle(self) -> bool:
         return self.num_free_groups == self.num_groups
 
     # -- load
-    def _begin(self, seq: Sequence, found: Found, num_tokens: int, spare: int) -> _Load | None:
+    def _begin(self, seq: Sequence, found: Found, num_tokens: int, spare: int) -> Load | None:
         """Start a load if the request would fit with it; else ``None``, and why is counted."""
         kept = PrefixHit(found.num_tokens, tuple(found.present))
         if not super().can_allocate(num_tokens, kept, spare=spare):
@@ -148,10 +144,9 @@ class TieredBlockManager(BlockManager):
         numbers = [number for _, missing in found.chunks for number in missing]
         self.blocks.share(found.present)
         targets = dict(zip(numbers, self.blocks.take(len(numbers)), strict=True))
-        load = _Load(
-            found.chunks, found.state, targets, found.present, list(seq.block_hashes), slot
-        )
+        load = Load(found.chunks, found.state, targets, found.present, list(seq.block_hashes), slot)
         load.pinned_slot = found.state is None
+        load.rest = self.least_needed(num_tokens, kept) - len(targets)
         for entry in load.entries:
             self.pool.pin(entry)
         chunks = [
@@ -177,7 +172,7 @@ class TieredBlockManager(BlockManager):
         self.tier_counts.loads += 1
         return load
 
-    def _publish_load(self, load: _Load) -> None:
+    def _publish_load(self, load: Load) -> None:
         """Let what was loaded be hit, under the steps that computed it."""
         load.published = True
         for entry, missing in load.chunks:
@@ -193,7 +188,7 @@ class TieredBlockManager(BlockManager):
                 load.slot = None
         self.publications += 1
 
-    def _landed(self, load: _Load) -> None:
+    def _landed(self, load: Load) -> None:
         """The host saw its end."""
         self._landing.remove(load)
         self._copies_ended(load)
@@ -204,12 +199,12 @@ class TieredBlockManager(BlockManager):
         if load.owner is None or load.void:
             self._let_go(load)
 
-    def _copies_ended(self, load: _Load) -> None:
+    def _copies_ended(self, load: Load) -> None:
         load.job = None
         for entry in load.entries:
             self.pool.unpin(entry)
 
-    def _let_go(self, load: _Load) -> None:
+    def _let_go(self, load: Load) -> None:
         """Give back what a load keeps; no copy of it is under way."""
         if load.owner is not None:
             del self._loads[load.owner]
@@ -290,7 +285,7 @@ class TieredBlockManager(BlockManager):
 
     def _drop_a_load(self) -> bool:
         """Take its blocks from a request that waits: a running one needs them."""
-        for number in self._loads:
+        for number in reversed(self._loads):
             self._disown(number)
             return True
         return False

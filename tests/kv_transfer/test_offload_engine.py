@@ -23,6 +23,7 @@ from atom.errors import BadInput, DeviceOutOfMemory
 from atom.kv_transfer.host_pool import EntryKind, PoolKey, PoolPolicy
 from atom.kv_transfer.tier_counts import Cause
 from atom.model_engine.engine_settings import EngineSettings
+from atom.model_engine.sequence import SamplingParams
 
 SMALLER: dict[str, Any] = {"cpu_pool_bytes": 24 * 4096, "num_kv_blocks": 17}
 
@@ -245,3 +246,36 @@ def test_impossible_tiers_are_refused(changes: dict[str, Any], words: str) -> No
     values = {"state_checkpoint_tokens": 64, "cpu_pool_bytes": 2**20, "offload_chunk_tokens": 32}
     with pytest.raises(BadInput, match=words):
         EngineSettings.parse({**values, **changes})
+
+
+def test_loads_of_the_next_in_the_queue_begin_while_the_head_waits_for_its_own(
+    expected: list[list[list[int]]],
+) -> None:
+    device = VirtualDevice("MI355X", mode="schedule")
+    engine = make_engine(device, **{**POOL, "num_kv_blocks": 60, "num_state_checkpoints": 8})
+    assert sessions(engine, 1, quiet=True) == expected[:1]
+    manager = tier(engine)
+    manager.poll()
+    # the device's own cache forgets everything: the next look-ups find the pool
+    manager.blocks.withdraw_since(0)
+    manager.checkpoints.withdraw_since(0)
+    long = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    engine.add_request([3] * 20, long)
+    while engine.counters.decode_steps < 2:
+        engine.step()
+    names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    engine.step()
+    engine.step()
+    begun = {number for number, load in manager._loads.items() if load.job is not None}
+    assert len(begun) >= 2
+    # one of them ends before it is admitted
+    assert engine.abort_request(names[1])
+    tokens: dict[str, list[int]] = {name: [] for name in names}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    for number, name in enumerate(names):
+        assert tokens[name] == ([] if number == 1 else expected[0][number])
+    assert engine.stats()["offload_loads"] >= 2
+    assert_all_given_back(engine)
+    engine.close()
