@@ -47,7 +47,6 @@ from atom.transfer.copy_protocol import UnpatchedWarning
 EXPERIMENT = "engine_fault"
 PARK_SECONDS = 0.01
 _DRAFTS = 3
-_GUARD_VALUE = re.compile(r"num_accepted_tokens (-?\d+)")
 _SHOWN_VALUES = 8
 #: an address is another one in each process, and equal settings are to give equal rows
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(: .*)?$")
@@ -269,12 +268,11 @@ def _take(engine: LLMEngine, seen: Seen) -> None:
         seen.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
         if output.error is not None:
             seen.failed[output.request_id] = output.error
-            found = _GUARD_VALUE.search(output.error)
-            if found and seen.guard_value is None and engine.counters.guard_errors:
-                seen.guard_value = int(found[1])
         elif output.finished:
             seen.done.add(output.request_id)
     seen.stale_payloads = engine.counters.stale_payloads
+    if seen.guard_value is None and engine.last_guard_fault is not None:
+        seen.guard_value = engine.last_guard_fault.value
     seen.guard_errors = engine.counters.guard_errors
 
 

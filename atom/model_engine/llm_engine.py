@@ -73,6 +73,8 @@ class LLMEngine:
         self.runner = runner
         self.vocab_size = vocab_size
         self.counters = EngineCounters()
+        #: the latest fault that the kernels' guard reported, or ``None``
+        self.last_guard_fault: GuardFault | None = None
         self.debug_checks = DebugChecks(
             settings.draft_tokens, enabled=settings.status_check is StatusCheck.DEBUG
         )
@@ -310,6 +312,7 @@ class LLMEngine:
     def _guard_fault(self, entry: _InFlight, fault: GuardFault) -> None:
         """Fail the rows that a kernel refused, take back what was published since, and go on."""
         self.counters.guard_errors += 1
+        self.last_guard_fault = fault
         step, most = entry.batch.step, self.settings.query_tokens
         # the record names the first bad row; the host knows every count that it sent
         bad = {i for i, count in enumerate(entry.num_accepted) if not 1 <= count <= most}

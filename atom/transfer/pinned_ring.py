@@ -125,11 +125,12 @@ class PinnedRing:
         """
         capacity = max(_MIN_CAPACITY, 1 << (nbytes - 1).bit_length()) if nbytes else _MIN_CAPACITY
         slot = self._take(capacity)
-        if slot is None and self._slots >= self.max_slots:
+        if slot is None:
+            # not only once the ring is full: their kernels may still be queued then
             self._reclaim_abandoned()
             slot = self._take(capacity)
-            if slot is None:
-                self._drop_one_free()
+        if slot is None and self._slots >= self.max_slots:
+            self._drop_one_free()
         if slot is None:
             slot = self._grow(capacity)
         self._busy.add(slot)

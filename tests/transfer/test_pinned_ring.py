@@ -12,7 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.config import CopyProtocol
 from atom.device.interface import Device
+from atom.device.virtual import VirtualDevice
+from atom.transfer.d2h_queue import D2HQueue
 from atom.transfer.payload import Payload, PayloadKind, payload_layout
 from atom.transfer.pinned_ring import PinnedRing, PinnedRingFull, PinnedSlot
 
@@ -135,3 +138,15 @@ def test_a_dropped_reservation_comes_back_after_its_kernels() -> None:
     switch(slot).done = True
     assert ring.acquire(64) is slot
     assert ring.reclaimed == 1
+
+
+def test_slots_of_dropped_payloads_come_back_before_the_ring_is_full() -> None:
+    # in schedule mode nothing runs until the host waits, as on a GPU that is behind
+    device = VirtualDevice("MI355X", mode="schedule")
+    ring = PinnedRing(device, max_slots=3)
+    queue = D2HQueue(device, device.new_stream(), CopyProtocol.ZERO_COPY, ring=ring)
+    for step in range(12):
+        queue.new_payload(step, (8,), torch.int32)
+        device.synchronize()
+    assert len(ring) <= 3
+    assert ring.reclaimed >= 9
