@@ -146,6 +146,7 @@ def test_slots_of_dropped_payloads_come_back_before_the_ring_is_full() -> None:
     ring = PinnedRing(device, max_slots=3)
     queue = D2HQueue(device, device.new_stream(), CopyProtocol.ZERO_COPY, ring=ring)
     for step in range(12):
+        device.spin(1e-6)
         queue.new_payload(step, (8,), torch.int32)
         device.synchronize()
     assert len(ring) <= 3
