@@ -278,7 +278,9 @@ def rates_figure(summaries: Sequence[ArmSpeed]) -> Figure:
         len(points), 1, figsize=(9.5, 0.9 + 2.1 * len(points)), sharex=True, squeeze=False
     )
     for axes, point in zip(all_axes[:, 0], points, strict=True):
+        order = list(_SPEED_ARMS)
         rows = [one for one in timed if one.point_id == point]
+        rows.sort(key=lambda one: order.index(SpeedArm(one.arm)))
         for place, one in enumerate(rows):
             assert one.tokens_per_s is not None
             rate, low, high = one.tokens_per_s
@@ -321,35 +323,52 @@ _CATEGORIES: dict[str, tuple[str, str]] = {
 
 
 def time_figure(device_time: pd.DataFrame) -> Figure:
-    """Where a decode step's device time goes: a stacked bar an arm."""
+    """Where a decode step's device time goes: a stacked bar an arm, the peer on its own scale."""
     rows = device_time[device_time["left_out"].isna()]
-    bars = list(dict.fromkeys(zip(rows["point_id"], rows["arm"], strict=True)))
-    figure, axes = plt.subplots(figsize=(10.5, 1.8 + 0.5 * len(bars)))
-    for place, (point, arm) in enumerate(bars):
-        own = rows[(rows["point_id"] == point) & (rows["arm"] == arm)]
-        times = dict(zip(map(str, own["category"]), own["ms_per_step"].astype(float), strict=True))
-        left = 0.0
-        for category, (colour, hatch) in _CATEGORIES.items():
-            width = times.get(str(category), 0.0)
-            look = {"color": colour, "hatch": hatch, "ec": "#222222", "lw": 0.6}
-            label = str(category) if place == 0 else None
-            axes.barh(-place, width, left=left, height=0.7, label=label, **look)
-            left += width
-        axes.annotate(
-            f"{left:.3f} ms",
-            (left, -place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    names = [f"{arm}\n{point}" for point, arm in bars]
-    axes.set_yticks([-float(place) for place in range(len(bars))], names, fontsize=8)
-    axes.set_xlabel("milliseconds of a decode step")
-    axes.grid(axis="y", visible=False)
-    axes.margins(x=0.08)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    bars = list(dict.fromkeys(zip(rows["point_id"], map(str, rows["arm"]), strict=True)))
+    panels = [
+        part
+        for peer in (False, True)
+        if (part := [bar for bar in bars if (bar[1] == SpeedArm.TRANSFORMERS) is peer])
+    ]
+    figure, all_axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(10.5, 1.8 + 0.5 * len(bars)),
+        height_ratios=[len(part) + 0.6 for part in panels],
+        squeeze=False,
+    )
+    for axes, part in zip(all_axes[:, 0], panels, strict=True):
+        for place, (point, arm) in enumerate(part):
+            own = rows[(rows["point_id"] == point) & (rows["arm"] == arm)]
+            spent = own["ms_per_step"].astype(float)
+            times = dict(zip(map(str, own["category"]), spent, strict=True))
+            _stacked_bar(axes, -place, times, labelled=place == 0)
+        names = [f"{arm}\n{point}" for point, arm in part]
+        axes.set_yticks([-float(place) for place in range(len(part))], names, fontsize=8)
+        axes.grid(axis="y", visible=False)
+        axes.margins(x=0.1)
+    all_axes[0, 0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    all_axes[-1, 0].set_xlabel("milliseconds of a decode step; each panel has a scale of its own")
     return figure
+
+
+def _stacked_bar(axes: Axes, y: float, times: dict[str, float], *, labelled: bool) -> None:
+    left = 0.0
+    for category, (colour, hatch) in _CATEGORIES.items():
+        width = times.get(str(category), 0.0)
+        look = {"color": colour, "hatch": hatch, "ec": "#222222", "lw": 0.6}
+        label = str(category) if labelled else None
+        axes.barh(y, width, left=left, height=0.7, label=label, **look)
+        left += width
+    axes.annotate(
+        f"{left:.3f} ms",
+        (left, y),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+    )
 
 
 def memory_figure(memory: pd.DataFrame) -> Figure:

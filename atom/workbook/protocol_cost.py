@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from atom.benchmarks.engine_speed_rows import Clock
+from atom.benchmarks.engine_speed_rows import Clock, SpeedArm
 from atom.benchmarks.kernel_rows import CacheState, KernelArm, Operator, Question
 from atom.benchmarks.step_calls import StepCalls
 from atom.config import CopyProtocol, GuardMode
@@ -167,7 +167,8 @@ def kernels_table(summaries: Sequence[ArmSummary], question: Question) -> pd.Dat
     base = str(BASES[question])
     ours = KernelArm.NONE if question is Question.GUARD else KernelArm.REPORT
     rows = [one for one in summaries if one.question == question]
-    arms = [arm for arm in dict.fromkeys(one.arm for one in rows) if arm != base]
+    known_arms = {one.arm for one in rows}
+    arms = [str(arm) for arm in KernelArm if str(arm) in known_arms and arm != base]
     table = []
     for point in dict.fromkeys(one.point_id for one in rows):
         own = {one.arm: one for one in rows if one.point_id == point}
@@ -281,7 +282,8 @@ def kernel_arguments(run: Run, summaries: Sequence[ArmSummary]) -> dict[str, dic
 
 
 def speed_table(summaries: Sequence[ArmSpeed]) -> pd.DataFrame:
-    """One row an arm and point."""
+    """One row an arm and point, in the order of the arms."""
+    order = [str(arm) for arm in SpeedArm]
     return pd.DataFrame(
         {
             "point": one.point_id,
@@ -300,7 +302,7 @@ def speed_table(summaries: Sequence[ArmSpeed]) -> pd.DataFrame:
             "gap ms": _number((one.parts or {}).get("gap_ms"), 3),
             "left out": one.left_out or "",
         }
-        for one in summaries
+        for one in sorted(summaries, key=lambda one: (one.point_id, order.index(one.arm)))
     )
 
 
