@@ -130,7 +130,10 @@ class PinnedRing:
             self._reclaim_abandoned()
             slot = self._take(capacity)
         if slot is None and self._slots >= self.max_slots:
-            self._drop_one_free()
+            self._wait_for_one_free()
+            slot = self._take(capacity)
+            if slot is None:
+                self._drop_one_free()
         if slot is None:
             slot = self._grow(capacity)
         self._busy.add(slot)
@@ -177,6 +180,16 @@ class PinnedRing:
         self._slots += 1
         self.grown += 1
         return slot
+
+    def _wait_for_one_free(self) -> None:
+        """Wait for a slot that nobody holds, but that a dropped payload's kernel may still write.
+
+        A slot that its reader gave back is not among them: its transfer was waited on.
+        """
+        for free in self._free.values():
+            if free:
+                free[0].event.synchronize()
+                return
 
     def _drop_one_free(self) -> None:
         """Make room for another capacity."""
