@@ -31,7 +31,7 @@ from atom.kv_transfer.pack_kernels import (
     row_numbers,
     words_of,
 )
-from atom.transfer.pinned_ring import PinnedRing
+from atom.transfer.pinned_ring import PinnedRing, PinnedRingFull
 
 #: bytes of a staging block, about
 _PIECE_BYTES = 32 * 2**20
@@ -153,9 +153,14 @@ class Offload:
         """Bytes of a KV entry."""
         return self.chunk_blocks * sum(self._block_bytes)
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether a store of so many bytes keeps within what may be in flight."""
-        busy = self.store_bytes_in_flight
+    def has_room(self, nbytes: int, planned: int = 0) -> bool:
+        """Whether a store keeps within what may be in flight; one is always let through.
+
+        Args:
+            nbytes: its bytes.
+            planned: bytes of stores that are about to be queued.
+        """
+        busy = self.store_bytes_in_flight + planned
         return not busy or busy + nbytes <= self.most_bytes_in_flight
 
     # -- store
@@ -391,7 +396,12 @@ class Offload:
     def _send_rows(self, pool: Tensor, blocks: Sequence[int], stream: Stream) -> Tensor:
         numbers = row_numbers(pool.shape[0], pool.shape[2], blocks)
         rows = self.device.empty(numbers.shape, torch.int64, stream=stream)
-        slot = self._ids.acquire(numbers.nbytes)
+        try:
+            slot = self._ids.acquire(numbers.nbytes)
+        except PinnedRingFull:
+            # a load of very many pieces: its first ones are on their way
+            stream.synchronize()
+            slot = self._ids.acquire(numbers.nbytes)
         staged = slot.tensor[: numbers.nbytes].view(torch.int64)
         staged.numpy()[:] = numbers
         self.device.copy(rows, staged, stream=stream)

@@ -72,6 +72,8 @@ class TieredBlockManager(BlockManager):
         self._resumed: dict[int, bytes] = {}
         #: tokens beside its own that a request needs blocks for, and blocks left free
         self._asked = (0, 0)
+        #: of entries that are reserved and not queued yet
+        self._planned_bytes = 0
 
     # -- look-up
     def resume(self, seq: Sequence, num_tokens: int, spare: int) -> PrefixHit | None:
@@ -337,7 +339,7 @@ class TieredBlockManager(BlockManager):
     def _reserve(self, key: PoolKey, nbytes: int, parent: bytes | None, step: int) -> Entry | None:
         if key in self.pool:
             return None
-        if not self.offload.has_room(nbytes):
+        if not self.offload.has_room(nbytes, self._planned_bytes):
             self.tier_counts.dropped(key.kind, Cause.BACK_PRESSURE)
             return None
         entry = self.pool.reserve(key, nbytes, parent=parent, step=step)
@@ -345,9 +347,11 @@ class TieredBlockManager(BlockManager):
             self.tier_counts.dropped(key.kind, Cause(entry))
             return None
         entry.place = self.offload.memory.extents.take(entry.occupied)
+        self._planned_bytes += nbytes
         return entry
 
     def _store(self, chunks: list[ChunkCopy], states: list[StateCopy]) -> None:
+        self._planned_bytes = 0
         if not chunks and not states:
             return
         # their owners may end before they are read

@@ -14,9 +14,11 @@ from atom.model_engine.sequence import SamplingParams
 from atom.model_engine.tiered_blocks import TieredBlockManager
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-PROMPTS = random_prompts(6, (33, 70, 100))
+#: of a seed with which the two likeliest tokens of both turns are 0.01 apart or more at every
+#: place: no other order of float32 sums decides between them
+PROMPTS = random_prompts(6, (33, 70, 100), seed=3)
 #: two or three of the sessions fit
-TIGHT: dict[str, Any] = {"max_model_len": 256, "num_kv_blocks": 20, "num_state_checkpoints": 3}
+TIGHT: dict[str, Any] = {"max_model_len": 256, "num_kv_blocks": 14, "num_state_checkpoints": 3}
 POOL: dict[str, Any] = {**TIGHT, "cpu_pool_bytes": 8 * 2**20, "offload_chunk_tokens": 32}
 
 

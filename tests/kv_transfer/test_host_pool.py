@@ -150,7 +150,7 @@ class IsolatedMachine(PoolMachine):
     policy = PoolPolicy.ISOLATED
 
 
-_FEW = settings(max_examples=60, stateful_step_count=30, deadline=None)
+_FEW = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestShared = PoolMachine.TestCase
 TestShared.settings = _FEW
 TestPaired = PairedMachine.TestCase

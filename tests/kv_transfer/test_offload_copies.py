@@ -210,3 +210,23 @@ def test_nothing_waits_for_a_copy_but_its_own_reader() -> None:
     device.default_stream.synchronize()
     assert job.done.query()
     assert device.host_seconds() - before > 0.9
+
+
+def test_a_load_of_more_pieces_than_index_slots_goes_on() -> None:
+    bench = Bench(open_device("virtual"), by_rows=True, piece_bytes=1)
+    bench.offload._ids.max_slots = 3
+    entries = [bench.entry(EntryKind.KV, number) for number in range(3)]
+    whole = tuple(range(CHUNK))
+    before = bench.get(bench.main)
+    for number, entry in enumerate(entries):
+        blocks = tuple(range(CHUNK * number, CHUNK * (number + 1)))
+        bench.offload.store([ChunkCopy(entry, blocks, whole)], [])
+    bench.finish()
+    bench.device.spin(0.5, stream=bench.offload.load_stream)
+    chunks = [
+        ChunkCopy(entry, tuple(range(12 + CHUNK * number, 16 + CHUNK * number)), whole)
+        for number, entry in enumerate(entries)
+    ]
+    bench.offload.load(chunks, [])
+    bench.finish()
+    assert torch.equal(bench.get(bench.main)[:, :, 12:24], before[:, :, :12])

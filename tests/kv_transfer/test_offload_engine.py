@@ -25,7 +25,7 @@ from atom.kv_transfer.tier_counts import Cause
 from atom.model_engine.engine_settings import EngineSettings
 from atom.model_engine.sequence import SamplingParams
 
-SMALLER: dict[str, Any] = {"cpu_pool_bytes": 24 * 4096, "num_kv_blocks": 17}
+SMALLER: dict[str, Any] = {"cpu_pool_bytes": 24 * 4096, "num_kv_blocks": 12}
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,12 @@ def expected() -> list[list[list[int]]]:
         {},
         {"offload_chunk_tokens": 16},
         {"offload_policy": PoolPolicy.PAIRED},
-        {"offload_policy": PoolPolicy.ISOLATED, "cpu_pool_bytes": 2**20},
         # three or four entries: most loads fail
         {"cpu_pool_bytes": 20 * 4096},
         {"cpu_pool_bytes": 20 * 4096, "offload_policy": PoolPolicy.PAIRED},
         {"cpu_pool_bytes": 32 * 4096, "offload_policy": PoolPolicy.ISOLATED},
         {"offload_in_flight_bytes": 4096},
-        {"num_kv_blocks": 17, "num_state_checkpoints": 1},
-        {"block_size": 32, "num_kv_blocks": 10},
+        {"num_kv_blocks": 12, "num_state_checkpoints": 1},
     ],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()) or "plain",
 )
@@ -130,7 +128,7 @@ def test_aborts_and_random_schedules_leave_nothing_behind(data: Any) -> None:
     engine = make_engine(device, **{**POOL, "cpu_pool_bytes": size * 4096})
     alone = data.draw(st.integers(0, len(PROMPTS) - 1))
     for _ in range(2):
-        names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+        names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS[:4]]
         for _ in range(400):
             if not engine.has_unfinished_requests():
                 break

@@ -54,7 +54,7 @@ def expected() -> list[list[list[int]]]:
         {"offload_policy": PoolPolicy.PAIRED},
         {"cpu_pool_bytes": 20 * 4096},
         {"offload_in_flight_bytes": 4096},
-        {"num_kv_blocks": 17, "num_state_checkpoints": 1, "graphs": False},
+        {"num_kv_blocks": 12, "num_state_checkpoints": 1, "graphs": False},
     ],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()) or "plain",
 )
