@@ -89,6 +89,8 @@ class LLMEngine:
         self._outputs: list[RequestOutput] = []
         self._numbers = itertools.count()
         self._dead: str | None = None
+        #: first step since whose status no record was read; 0 for none
+        self._record_lost_since = 0
 
     # -- requests
     def add_request(
@@ -246,6 +248,7 @@ class LLMEngine:
         except StalePayload as error:
             self.counters.stale_payloads += 1
             _LOGGER.error("status of step %d is stale: %s", entry.batch.step, error)
+            self._record_lost_since = self._record_lost_since or entry.batch.step
             for row in entry.batch.rows:
                 self._fail(row, f"the status of step {entry.batch.step} was lost: {error}")
             return
@@ -264,6 +267,7 @@ class LLMEngine:
                 raise BadInput(f"guard record: row {fault.row} of {most}: this is not a record")
         except BadInput as error:
             self.counters.impossible_statuses += 1
+            self._record_lost_since = self._record_lost_since or entry.batch.step
             _LOGGER.error("step %d: %s", entry.batch.step, error)
             if self.settings.status_check is StatusCheck.RAISE:
                 for row in entry.batch.rows:
@@ -272,6 +276,7 @@ class LLMEngine:
             return
         if fault is not None:
             self._guard_fault(entry, fault)
+        self._record_lost_since = 0
 
     def _take_status(self, entry: _InFlight, status: StepStatus) -> None:
         rows = entry.batch.rows
@@ -300,14 +305,13 @@ class LLMEngine:
         self.scheduler.update_from_status(entry.batch, rejected, status.num_bonus)
 
     def _check_accepted(self, batch: ScheduledBatch, accepted: Sequence[int]) -> None:
-        if not self.debug_checks.enabled:
-            return
-        self.debug_checks.check_accepted(
-            list(accepted),
-            [row.seq.request_id for row in batch.rows],
-            [row.seq.num_bonus for row in batch.rows],
-            [[-1 if row.seq.state_group is None else row.seq.state_group] for row in batch.rows],
-        )
+        if self.debug_checks.enabled:
+            self.debug_checks.check_accepted(
+                list(accepted),
+                [row.seq.request_id for row in batch.rows],
+                [row.seq.num_bonus for row in batch.rows],
+                [[row.seq.state_group or 0] for row in batch.rows],
+            )
 
     def _guard_fault(self, entry: _InFlight, fault: GuardFault) -> None:
         """Fail the rows that a kernel refused, take back what was published since, and go on."""
@@ -316,7 +320,8 @@ class LLMEngine:
         step, most = entry.batch.step, self.settings.query_tokens
         # the record names the first bad row; the host knows every count that it sent
         bad = {i for i, count in enumerate(entry.num_accepted) if not 1 <= count <= most}
-        if fault.row < len(entry.batch.rows):
+        if fault.row < len(entry.batch.rows) and not self._record_lost_since:
+            # of a record whose status was lost, the row is one of another batch
             bad.add(fault.row)
         for index in sorted(bad):
             row = entry.batch.rows[index]
@@ -326,7 +331,7 @@ class LLMEngine:
             _LOGGER.error("step %d: %s", step, error)
             self._fail(row, f"step {step}: {error}")
         # what the faulty step and later ones published, and who builds on it
-        for request in self.scheduler.withdraw_since(step):
+        for request in self.scheduler.withdraw_since(self._record_lost_since or step):
             self.scheduler.put_back(request)
         self.runner.acknowledge_guard()
 
@@ -342,6 +347,10 @@ class LLMEngine:
                 for row in entry.batch.rows:
                     self._fail(row, f"tokens of step {entry.batch.step} were lost: {error}")
                 continue
+            if output.drafts_fault is not None:
+                # nobody needs them: the device verifies its own
+                self.counters.stale_payloads += 1
+                _LOGGER.error("step %d: %s", entry.batch.step, output.drafts_fault)
             for index, row in enumerate(entry.batch.rows):
                 if row.produces_output and row.is_live:
                     logprobs = None if output.logprobs is None else output.logprobs[index]

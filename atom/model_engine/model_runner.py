@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atom.device.interface import Device, DeviceKind, Stream
+from atom.errors import StalePayload
 from atom.model_engine.batch_arrays import (
     BlockTables,
     PrefillArrays,
@@ -318,12 +319,19 @@ class ModelRunner:
     def receive_output(self) -> StepOutput:
         """See :class:`atom.model_engine.step_runner.StepRunner`."""
         expected = self._outputs.popleft()
-        drafts = None
+        drafts, drafts_fault, ids_fault = None, None, None
         try:
             ids, logprobs = self.processor.recv_async_output()
-        finally:
-            if self.settings.draft_tokens:
+        except StalePayload as error:
+            ids_fault = error
+        if self.settings.draft_tokens:
+            # also behind stale ids: each step's drafts are received once
+            try:
                 drafts = self.processor.draft_ids.receive()
+            except StalePayload as error:
+                drafts_fault = str(error)
+        if ids_fault is not None:
+            raise ids_fault
         kept = ids[: expected.rows].tolist()
         tokens = [[token for token in row if token >= 0] for row in kept]
         values = None
@@ -331,7 +339,10 @@ class ModelRunner:
             found = logprobs[: expected.rows].tolist()
             values = [row[: len(ids)] for row, ids in zip(found, tokens, strict=True)]
         return StepOutput(
-            tokens, values, None if drafts is None else drafts[: expected.rows].tolist()
+            tokens,
+            values,
+            None if drafts is None else drafts[: expected.rows].tolist(),
+            drafts_fault,
         )
 
     def resolve_ell(self) -> dict[int, int]:

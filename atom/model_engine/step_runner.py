@@ -32,12 +32,15 @@ class StepOutput:
     Attributes:
         token_ids: accepted tokens of each row, 1 to 1 + draft tokens.
         logprobs: their log-probabilities, or ``None``.
-        draft_ids: drafts for the next step of each row, or ``None`` without speculation.
+        draft_ids: drafts for the next step of each row; ``None`` without speculation, or if they
+            were lost on the way (the device keeps its own).
+        drafts_fault: how they were lost, in words, or ``None``.
     """
 
     token_ids: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]] | None = None
     draft_ids: Sequence[Sequence[int]] | None = None
+    drafts_fault: str | None = None
 
 
 def sends_status(batch: ScheduledBatch, settings: EngineSettings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ from engines import GREEDY, make_engine, random_prompts, run_to_end, tiny_model
 
 from atom.config import CopyProtocol, GuardMode
 from atom.device.virtual import VirtualDevice
-from atom.errors import BadInput
+from atom.errors import BadInput, StalePayload
 from atom.model_engine.engine_builder import build_engine
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
 from atom.model_engine.llm_engine import EngineDead
@@ -310,3 +311,53 @@ def test_graphs_of_the_virtual_device_give_the_same_tokens(expected: list[list[i
     assert isinstance(runner, ModelRunner)
     runner._graphs = capture_decode(runner.kernels, runner.graph_sizes)
     assert engine.generate(PROMPTS, GREEDY) == expected
+
+
+def test_a_record_behind_a_lost_status_blames_nobody_of_the_next_batch() -> None:
+    engine = make_engine()
+    names = _decode_two_steps(engine)
+    receive = engine.runner.receive_status
+    record = torch.zeros(8, dtype=torch.int32)
+    report(record, GuardCode.CONV_COUNT, 0, 0, 99, 0)
+    calls = itertools.count()
+
+    def faulty() -> Any:
+        status = receive()
+        number = next(calls)
+        if number == 0:
+            raise StalePayload("the status carries another step")
+        if number == 1:
+            return type(status)(status.num_rejected, status.num_bonus, record.tolist())
+        return status
+
+    engine.runner.receive_status = faulty  # type: ignore[method-assign]
+    outputs = engine.step()
+    late = engine.add_request(PROMPTS[0], GREEDY)
+    outputs += run_to_end(engine)
+    # the lost status fails its own batch; the record that was lost with it fails no other request
+    failed = {output.request_id for output in outputs if output.error}
+    assert failed
+    assert failed < set(names)
+    assert all("was lost" in output.error for output in outputs if output.error)
+    assert engine.counters.guard_errors == 1
+    assert [o.finish_reason for o in outputs if o.request_id == late and o.finished] == ["length"]
+
+
+def test_drafts_that_are_lost_on_the_way_to_the_host_cost_nothing(
+    expected: list[list[int]],
+) -> None:
+    engine = make_engine()
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    receive = runner.processor.draft_ids.receive
+    calls = itertools.count()
+
+    def lossy() -> Any:
+        drafts = receive()
+        if next(calls) % 2:
+            raise StalePayload("draft ids carry another step")
+        return drafts
+
+    runner.processor.draft_ids.receive = lossy  # type: ignore[method-assign]
+    assert engine.generate(PROMPTS[:3], GREEDY) == expected[:3]
+    assert engine.counters.stale_payloads > 0
