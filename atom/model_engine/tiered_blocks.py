@@ -2,7 +2,8 @@
 
 What is computed is stored: full chunks of a prompt as the step that filled their last block is
 published, and a state with its checkpoint. A chunk that the pool has lost since is stored again
-when a prompt that holds it on the device goes through.
+when a prompt that holds it on the device goes through; its state only where they are paired, since
+otherwise nobody tells who keeps the states that one is gone.
 
 What the pool has of a prompt comes back as if it had been computed: loaded blocks and checkpoints
 are published, and the request hits them. While its load is on its way a request waits and others
@@ -18,7 +19,7 @@ from collections.abc import Sequence as Numbers
 from itertools import islice
 
 from atom.errors import DeviceOutOfMemory
-from atom.kv_transfer.host_pool import Entry, EntryKind, HostPool, PoolKey, Refusal
+from atom.kv_transfer.host_pool import Entry, EntryKind, HostPool, PoolKey, PoolPolicy, Refusal
 from atom.kv_transfer.offload import ChunkCopy, Offload, StateCopy
 from atom.kv_transfer.tier_counts import Cause, TierCounts
 from atom.model_engine.block_manager import NO_HIT, BlockManager, PrefixHit
@@ -67,7 +68,7 @@ class TieredBlockManager(BlockManager):
         self._loads: dict[int, Load] = {}
         self._landing: list[Load] = []
         self._failures: dict[int, list[tuple[EntryKind, Cause]]] = {}
-        #: per running request: the next chunk to look at, and the digest of where it resumed
+        #: per running request: the next chunk to look at; paired: digest of where it resumed
         self._next_chunk: dict[int, int] = {}
         self._resumed: dict[int, bytes] = {}
         #: tokens beside its own that a request needs blocks for, and blocks left free
@@ -151,6 +152,10 @@ class TieredBlockManager(BlockManager):
         load.rest = self.least_needed(num_tokens, kept) - len(targets)
         for entry in load.entries:
             self.pool.pin(entry)
+        if found.state is not None:
+            # a look-up uses KV entries (see allocate), only a load uses a state: so KV that the
+            # device serves for long stays young, and its state grows old
+            self.pool.touch(found.state.key)
         chunks = [
             ChunkCopy(
                 entry,
@@ -248,8 +253,8 @@ class TieredBlockManager(BlockManager):
             self.pool.touch(key)
         if hit.num_tokens:
             digest = hashes[hit.num_tokens // self.block_size - 1]
-            self._resumed[seq.request_id] = digest
-            self.pool.touch(PoolKey(EntryKind.STATE, digest))
+            if self.pool.policy is PoolPolicy.PAIRED:
+                self._resumed[seq.request_id] = digest
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """See :meth:`BlockManager.grow`; waits for copies whose pins are in the way."""

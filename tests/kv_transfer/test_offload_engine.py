@@ -277,3 +277,37 @@ def test_loads_of_the_next_in_the_queue_begin_while_the_head_waits_for_its_own(
     assert engine.stats()["offload_loads"] >= 2
     assert_all_given_back(engine)
     engine.close()
+
+
+def test_a_shared_lru_loses_states_whose_kv_stays_young() -> None:
+    """The published failure: KV comes back, its state is gone; not so where they are paired."""
+    failed, loaded = {}, {}
+    for policy in (PoolPolicy.SHARED_LRU, PoolPolicy.PAIRED):
+        engine = make_engine(
+            **{
+                **POOL,
+                "num_kv_blocks": 24,
+                "num_state_checkpoints": 4,
+                "cpu_pool_bytes": 60 * 4096,
+                "offload_policy": policy,
+            }
+        )
+        prompts = [[*range(10, 74), number] for number in range(3)]
+        one = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+        for turn in range(10):
+            # a prefix that the device serves each time, and others that fill the pool
+            engine.generate([[*prompts[turn % 3], turn]], one)
+            engine.generate([[100 + 7 * turn + place % 9 for place in range(70)]], one)
+        engine.runner.device.synchronize()  # type: ignore[attr-defined]
+        manager = tier(engine)
+        manager.poll()
+        manager.blocks.withdraw_since(0)
+        manager.checkpoints.withdraw_since(0)
+        before = manager.tier_counts.loaded_states
+        engine.generate([prompts[0]], one)
+        loaded[policy] = manager.tier_counts.loaded_states - before
+        failed[policy] = manager.tier_counts.failures[EntryKind.STATE, Cause.EVICTED]
+        assert_all_given_back(engine)
+    assert failed[PoolPolicy.SHARED_LRU] > 0
+    assert failed[PoolPolicy.PAIRED] == 0
+    assert (loaded[PoolPolicy.SHARED_LRU], loaded[PoolPolicy.PAIRED]) == (0, 1)
