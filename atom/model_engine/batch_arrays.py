@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atom.errors import DeviceError
 from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch
 from atom.model_ops.decode_inputs import (
     CONTEXT_LENS,
@@ -15,6 +16,7 @@ from atom.model_ops.decode_inputs import (
     QUERY_LENS,
     STATE_SLOTS,
 )
+from atom.spec_decode.sampling import COLDEST
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
@@ -24,7 +26,7 @@ _SEED_STRIDE = 2**31
 
 def all_greedy(batch: ScheduledBatch) -> bool:
     """Whether no request of the batch draws its tokens."""
-    return all(row.seq.params.temperature == 0 for row in batch.rows)
+    return all(row.seq.params.temperature < COLDEST for row in batch.rows)
 
 
 def any_filter(batch: ScheduledBatch) -> bool:
@@ -47,6 +49,22 @@ def metadata_array(batch: ScheduledBatch, max_rows: int) -> IntArray:
     return values
 
 
+def check_groups(metadata: IntArray, batch: ScheduledBatch, groups: int) -> None:
+    """Refuse a decode batch with a state group that does not exist.
+
+    Raises:
+        DeviceError: naming the request.
+    """
+    used = metadata[STATE_SLOTS, : len(batch.rows)]
+    wrong = np.flatnonzero((used < 0) | (used >= groups))
+    if len(wrong):
+        index = int(wrong[0])
+        raise DeviceError(
+            f"step {batch.step}: request {batch.rows[index].seq.request_id} (row {index}) names "
+            f"state group {int(used[index])}; there are {groups}"
+        )
+
+
 def padded_counts(counts: Sequence[int], max_rows: int) -> IntArray:
     """int32 ``[max_rows]``: the counts, then zeros."""
     values = np.zeros(max_rows, dtype=np.int32)
@@ -57,12 +75,16 @@ def padded_counts(counts: Sequence[int], max_rows: int) -> IntArray:
 def sampling_arrays(
     batch: ScheduledBatch, max_rows: int, seed: int
 ) -> tuple[NDArray[np.float32], IntArray, LongArray]:
-    """Temperature and top-p float32 ``[2, max_rows]``, top-k int32 and seeds int64, a row each."""
+    """Temperature and top-p float32 ``[2, max_rows]``, top-k int32 and seeds int64, a row each.
+
+    The temperature of a greedy request is 0.
+    """
     rows = batch.rows
     count = len(rows)
     numbers = np.zeros((2, max_rows), dtype=np.float32)
     numbers[1] = 1
-    numbers[0, :count] = [row.seq.params.temperature for row in rows]
+    heat = [row.seq.params.temperature for row in rows]
+    numbers[0, :count] = [0 if one < COLDEST else one for one in heat]
     numbers[1, :count] = [row.seq.params.top_p for row in rows]
     top_k = np.zeros(max_rows, dtype=np.int32)
     top_k[:count] = [max(row.seq.params.top_k, 0) for row in rows]

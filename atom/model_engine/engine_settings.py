@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from atom.config import CopyProtocol, GuardMode, Settings
 from atom.device.interface import CopyPath
@@ -103,6 +103,18 @@ class EngineSettings(Settings):
 
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of requests that bring none."""
+
+    @field_validator("copy_protocol", "copy_path", "guard", "status_check", mode="before")
+    @classmethod
+    def _by_name(cls, value: object, info: ValidationInfo) -> object:
+        """Take the names that the command line takes."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, StrEnum):
+            allowed = [choice.value for choice in kind]
+            if value not in allowed:
+                raise ValueError(f"allowed: {', '.join(allowed)}")
+            return kind(value)
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> EngineSettings:

@@ -8,9 +8,7 @@ chunk, which needs none. That gap is where an unprotected copy can be overtaken.
 
 from __future__ import annotations
 
-import itertools
 import logging
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,19 +17,20 @@ from atom.errors import AtomError, BadInput, StalePayload
 from atom.model_engine.debug_checks import DebugChecks
 from atom.model_engine.engine_counters import EngineCounters
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
+from atom.model_engine.request_desk import RequestDesk
 from atom.model_engine.request_output import RequestOutput
 from atom.model_engine.scheduler import (
     BatchKind,
     NeedsDrain,
-    RequestRefused,
     ScheduledBatch,
     ScheduledRow,
     Scheduler,
 )
 from atom.model_engine.sequence import FinishReason, SamplingParams
 from atom.model_engine.sequence import Sequence as Request
+from atom.model_engine.step_checks import judge_status, read_record, token_fault
 from atom.model_engine.step_runner import StepRunner, StepStatus, sends_status
-from atom.model_ops.guard import GuardError, GuardFault, parse_record
+from atom.model_ops.guard import GuardError, GuardFault
 from atom.spec_decode.forced_acceptance import ForcedAcceptance
 
 _LOGGER = logging.getLogger(__name__)
@@ -41,6 +40,10 @@ class EngineDead(AtomError):
     """The device or the model failed; this engine cannot go on."""
 
 
+class RequestFailed(AtomError):
+    """A request ended with an error; the engine goes on."""
+
+
 @dataclass
 class _InFlight:
     """An output step whose results are not all received."""
@@ -48,6 +51,8 @@ class _InFlight:
     batch: ScheduledBatch
     num_accepted: list[int]
     status_received: bool = False
+    #: accepted drafts of each row by its status, where that is checked
+    num_bonus: list[int] | None = None
 
 
 class LLMEngine:
@@ -83,11 +88,8 @@ class LLMEngine:
             if settings.forced_acceptance_length is None
             else ForcedAcceptance(settings.forced_acceptance_length, settings.draft_tokens)
         )
-        self._requests: dict[str, Request] = {}
-        self._names: dict[int, str] = {}
+        self._desk = RequestDesk(vocab_size, logprobs=settings.logprobs)
         self._in_flight: deque[_InFlight] = deque()
-        self._outputs: list[RequestOutput] = []
-        self._numbers = itertools.count()
         self._dead: str | None = None
         #: first step since whose status no record was read; 0 for none
         self._record_lost_since = 0
@@ -111,29 +113,21 @@ class LLMEngine:
             The request's id.
 
         Raises:
-            RequestRefused: it is longer than the model or the pool, has no tokens, or its id runs.
+            BadInput: the prompt has no tokens, or something in it is no token id.
+            RequestRefused: it is longer than the model or the pool, wants logprobs that this engine
+                does not compute, or its id runs.
             QueueFull: too many wait.
             EngineDead: the engine has failed before.
         """
         self._refuse_if_dead()
-        number = next(self._numbers)
-        name = f"request-{number}" if request_id is None else request_id
-        if name in self._requests:
-            raise RequestRefused(f"request id {name!r} is in use")
-        request = Request(number, array("q", prompt_token_ids), params or SamplingParams())
-        largest = max(request.token_ids)
-        if self.vocab_size is not None and largest >= self.vocab_size:
-            raise RequestRefused(
-                f"prompt token {largest} is outside the model's vocabulary of {self.vocab_size}"
-            )
+        request, name = self._desk.make(prompt_token_ids, params or SamplingParams(), request_id)
         self.scheduler.add(request)
-        self._requests[name] = request
-        self._names[number] = name
+        self._desk.open(request, name)
         return name
 
     def abort_request(self, request_id: str) -> bool:
         """End a request now. Its last output comes from the next :meth:`step`."""
-        request = self._requests.get(request_id)
+        request = self._desk.requests.get(request_id)
         if request is None:
             return False
         self.scheduler.abort(request.request_id)
@@ -143,19 +137,21 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests or self._in_flight or self._outputs)
+        return bool(self._desk.requests or self._in_flight or self._desk.outputs)
 
     @property
     def num_requests(self) -> int:
         """Requests that wait or run."""
-        return len(self._requests)
+        return len(self._desk.requests)
 
     # -- steps
     def step(self) -> list[RequestOutput]:
         """Launch one step, and receive what earlier steps produced.
 
         Raises:
-            EngineDead: the device or the model failed; all requests are lost.
+            EngineDead: the engine has failed before, or was closed.
+            Exception: what failed now, of the device or the model. All requests are lost, and every
+                later call raises ``EngineDead``.
         """
         self._refuse_if_dead()
         try:
@@ -163,8 +159,7 @@ class LLMEngine:
         except Exception as error:
             self._dead = f"{type(error).__name__}: {error}"
             raise
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        return self._desk.take_outputs()
 
     def _step(self) -> None:
         if self.settings.dspark:
@@ -261,10 +256,7 @@ class LLMEngine:
         if not words:
             return
         try:
-            fault = parse_record(words)
-            most = self.settings.max_num_seqs
-            if fault is not None and not 0 <= fault.row < most:
-                raise BadInput(f"guard record: row {fault.row} of {most}: this is not a record")
+            fault = read_record(words, self.settings.max_num_seqs)
         except BadInput as error:
             self.counters.impossible_statuses += 1
             self._record_lost_since = self._record_lost_since or entry.batch.step
@@ -283,26 +275,15 @@ class LLMEngine:
         self.debug_checks.check_status(
             list(status.num_bonus[: len(rows)]), [row.seq.request_id for row in rows]
         )
-        rejected: list[int] = []
-        for index, row in enumerate(rows):
-            drafts = row.query_len - 1
-            bonus, lost = status.num_bonus[index], status.num_rejected[index]
-            possible = 0 <= bonus <= drafts and lost == drafts - bonus
-            # lengths index block tables on the host: they are held to what the step computed
-            rejected.append(min(max(lost, 0), drafts))
-            if possible:
-                self.counters.drafted_tokens += drafts
-                self.counters.accepted_tokens += bonus
-                continue
-            self.counters.impossible_statuses += 1
-            if self.settings.status_check is StatusCheck.RAISE:
-                self._fail(
-                    row,
-                    f"step {entry.batch.step} came back with num_bonus={bonus} and "
-                    f"num_rejected={lost} for {drafts} drafts, which no step can give: its bytes "
-                    "were written again before the copy ran, or the host read too early",
-                )
-        self.scheduler.update_from_status(entry.batch, rejected, status.num_bonus)
+        judged = judge_status(rows, status, entry.batch.step)
+        self.counters.drafted_tokens += judged.drafted
+        self.counters.accepted_tokens += judged.accepted
+        self.counters.impossible_statuses += len(judged.faults)
+        if self.settings.status_check is StatusCheck.RAISE:
+            entry.num_bonus = list(status.num_bonus[: len(rows)])
+            for index, text in judged.faults.items():
+                self._fail(rows[index], text)
+        self.scheduler.update_from_status(entry.batch, judged.rejected, status.num_bonus)
 
     def _check_accepted(self, batch: ScheduledBatch, accepted: Sequence[int]) -> None:
         if self.debug_checks.enabled:
@@ -326,7 +307,7 @@ class LLMEngine:
         for index in sorted(bad):
             row = entry.batch.rows[index]
             error = GuardError(
-                fault, request=self._names.get(row.seq.request_id), highest_count=most
+                fault, request=self._desk.names.get(row.seq.request_id), highest_count=most
             )
             _LOGGER.error("step %d: %s", step, error)
             self._fail(row, f"step {step}: {error}")
@@ -352,9 +333,22 @@ class LLMEngine:
                 self.counters.stale_payloads += 1
                 _LOGGER.error("step %d: %s", entry.batch.step, output.drafts_fault)
             for index, row in enumerate(entry.batch.rows):
-                if row.produces_output and row.is_live:
+                if not (row.produces_output and row.is_live):
+                    continue
+                fault = self._token_fault(entry, index, output.token_ids[index])
+                if fault is not None:
+                    self.counters.impossible_statuses += 1
+                    self._fail(row, fault)
+                else:
                     logprobs = None if output.logprobs is None else output.logprobs[index]
                     self._emit(row.seq, output.token_ids[index], logprobs)
+
+    def _token_fault(self, entry: _InFlight, index: int, ids: Sequence[int]) -> str | None:
+        if self.settings.status_check is not StatusCheck.RAISE:
+            return None
+        bonus = None if entry.num_bonus is None else entry.num_bonus[index]
+        row = entry.batch.rows[index]
+        return token_fault(ids, row, self.vocab_size, bonus, entry.batch.step)
 
     def _emit(
         self, request: Request, token_ids: Sequence[int], logprobs: Sequence[float] | None
@@ -370,7 +364,7 @@ class LLMEngine:
             self.counters.finished += 1
             self._close_request(request, reason, tuple(token_ids[:count]), kept)
         else:
-            self._outputs.append(self._output(request, tuple(token_ids[:count]), kept))
+            self._desk.put(request, tuple(token_ids[:count]), kept)
 
     def _fail(self, row: ScheduledRow, error: str) -> None:
         """End one request with an error; the others go on."""
@@ -388,30 +382,9 @@ class LLMEngine:
         logprobs: tuple[float, ...] | None = None,
         error: str | None = None,
     ) -> None:
-        self._outputs.append(self._output(request, token_ids, logprobs, reason, error))
-        del self._requests[self._names.pop(request.request_id)]
+        self._desk.close(request, reason, token_ids, logprobs, error)
         if self._forced is not None:
             self._forced.forget(request.request_id)
-
-    def _output(
-        self,
-        request: Request,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[float, ...] | None,
-        reason: FinishReason | None = None,
-        error: str | None = None,
-    ) -> RequestOutput:
-        return RequestOutput(
-            request_id=self._names[request.request_id],
-            new_token_ids=token_ids,
-            logprobs=logprobs,
-            finished=reason is not None,
-            finish_reason=reason,
-            error=error,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_output_tokens=request.num_output_tokens,
-        )
 
     # -- whole runs
     def generate(
@@ -420,17 +393,23 @@ class LLMEngine:
         """Run prompts to their end and return their output tokens, in order.
 
         Raises:
-            RequestRefused: a prompt that cannot be served.
-            EngineDead: a request failed; its error is in the message.
+            RequestRefused: a prompt that cannot be served; none of the others runs on.
+            RequestFailed: a request failed; its error is in the message.
         """
-        names = [self.add_request(prompt, params) for prompt in prompts]
-        tokens: dict[str, list[int]] = {name: [] for name in names}
-        while self.has_unfinished_requests():
-            for output in self.step():
-                tokens.get(output.request_id, []).extend(output.new_token_ids)
-                if output.error is not None and output.request_id in tokens:
-                    raise EngineDead(f"{output.request_id}: {output.error}")
-        return [tokens[name] for name in names]
+        tokens: dict[str, list[int]] = {}
+        try:
+            for prompt in prompts:
+                tokens[self.add_request(prompt, params)] = []
+            while self.has_unfinished_requests():
+                for output in self.step():
+                    tokens.get(output.request_id, []).extend(output.new_token_ids)
+                    if output.error is not None and output.request_id in tokens:
+                        raise RequestFailed(f"{output.request_id}: {output.error}")
+        except BaseException:
+            for name in tokens:
+                self.abort_request(name)
+            raise
+        return list(tokens.values())
 
     def stats(self) -> dict[str, float]:
         """Counters, and what the scheduler holds now, by name."""
@@ -439,13 +418,16 @@ class LLMEngine:
 
     def close(self) -> None:
         """Abort what runs, wait for the device and give its memory back."""
-        for name in list(self._requests):
-            self.abort_request(name)
-        if self._dead is None:
-            self._drain()
-        self.scheduler.block_manager.close()
-        self.runner.close()
+        try:
+            for name in list(self._desk.requests):
+                self.abort_request(name)
+            if self._dead is None:
+                self._drain()
+        finally:
+            self._dead = self._dead or "it was closed"
+            self.scheduler.block_manager.close()
+            self.runner.close()
 
     def _refuse_if_dead(self) -> None:
         if self._dead is not None:
-            raise EngineDead(f"this engine has failed ({self._dead}); start a new one")
+            raise EngineDead(f"this engine does not run ({self._dead}); start a new one")

@@ -21,6 +21,7 @@ from atom.model_engine.batch_arrays import (
     PrefillArrays,
     all_greedy,
     any_filter,
+    check_groups,
     metadata_array,
     padded_counts,
     sampling_arrays,
@@ -180,7 +181,11 @@ class ModelRunner:
         buffers, settings = self.buffers, self.settings
         rows = batch.rows
         padded = self._padded(len(rows))
-        self._staging.send(buffers.metadata, metadata_array(batch, settings.max_num_seqs))
+        metadata = metadata_array(batch, settings.max_num_seqs)
+        if not sends_status(batch, settings):
+            # the kernels' guard reports with the status; without one the host checks what it sends
+            check_groups(metadata, batch, self.plan.num_groups)
+        self._staging.send(buffers.metadata, metadata)
         self._send_block_tables(batch)
         if forced_bonus is not None:
             self._staging.send(

@@ -51,7 +51,8 @@ class StepBuffers:
         num_bonus: int32 ``[M]``.
         next_token: int64 ``[M]``.
         step_drafts: of a decode step: the drafts that it verifies int64 ``[M, k]``, their number
-            int32 ``[M]``, and the position of the first verified token int64 ``[M]``.
+            int32 ``[M]``, the position of the first verified token int64 ``[M]``, and the row's
+            place in the token table int32 ``[M]``.
         draft_ids: int64 ``[M, k]``, for the next step.
         confidence: float32 ``[M, k]``.
         record: int32 ``[8]``, the guard's.
@@ -89,6 +90,7 @@ class StepBuffers:
             self._zeros((most, drafts), torch.int64),
             self._zeros((most,), torch.int32),
             self._zeros((most,), torch.int64),
+            self._zeros((most,), torch.int32),
         )
         self.draft_ids = self._zeros((most, max(drafts, 1)), torch.int64)
         self.confidence = self._zeros((most, max(drafts, 1)), torch.float32)

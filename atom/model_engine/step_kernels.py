@@ -56,6 +56,8 @@ class StepModel:
 
 
 Tensors = Sequence[Tensor]
+#: tensors that a decode's forward pass leaves for the sampler
+_STEP_DRAFTS = 4
 
 
 def _inputs(scratch: Tensors, rows: int) -> StepInputs:
@@ -109,13 +111,13 @@ def forward(
     Writes logits, hidden ``[T or more, H]``, the guard record, five scratch tensors and the pools.
     A prefill's logits are those of each row's last token, ``[rows, vocabulary]``; a decode's are
     those of all tokens. A decode also writes, behind the pools, what the sampler needs: the drafts
-    that it verifies int64 ``[M, k]``, their number int32 ``[M]``, and the position of the first
-    verified token int64 ``[M]``.
+    that it verifies int64 ``[M, k]``, their number int32 ``[M]``, the position of the first
+    verified token int64 ``[M]``, and the row's place in the token table int32 ``[M]``.
     """
     model: StepModel = lookup(handle)
     logits, hidden_out, record = writes[0], writes[1], writes[2]
     scratch = writes[3:8]
-    pools = writes[8:] if is_prefill else writes[8:-3]
+    pools = writes[8:] if is_prefill else writes[8:-_STEP_DRAFTS]
     metadata, block_tables = reads[0][:, :rows], reads[1][:rows]
     inputs = _inputs(scratch, rows)
     if is_prefill:
@@ -137,13 +139,23 @@ def forward(
             # one pass from the model's dtype to float32
             logits[: hidden.shape[0]].copy_(model.target.project(hidden))
     if not is_prefill:
-        _step_drafts(metadata, reads[2], writes[len(writes) - 3 :])
+        _step_drafts(metadata, reads[2], writes[len(writes) - _STEP_DRAFTS :])
+
+
+def _table_rows(groups: Tensor, token_table: Tensor) -> Tensor:
+    """The token table's row of each state group; its last one for padding and for no such group.
+
+    The state kernels' guard judges a bad group; here it must only not lead out of the table.
+    """
+    spare = token_table.shape[0] - 1
+    return torch.where((groups >= 0) & (groups < spare), groups, spare).long()
 
 
 def _step_drafts(metadata: Tensor, token_table: Tensor, outputs: Tensors) -> None:
-    drafts, num_drafts, positions = outputs
+    drafts, num_drafts, positions, table_rows = outputs
     rows = metadata.shape[1]
-    groups = metadata[STATE_SLOTS].clamp(min=0).long()
+    groups = _table_rows(metadata[STATE_SLOTS], token_table)
+    table_rows[:rows] = groups
     drafts[:rows] = token_table[groups, 1:]
     torch.sub(metadata[QUERY_LENS], 1, out=num_drafts[:rows])
     positions[:rows] = metadata[CONTEXT_LENS] + 1
@@ -171,12 +183,13 @@ def sample(
     ``[M]`` and next token int64 ``[M]``.
     """
     logits, metadata, starts, forced_bonus, numbers, top_k, seeds, record = reads[:8]
-    step_drafts, num_drafts, positions = (tensor[:rows] for tensor in reads[8:])
+    step_drafts, num_drafts, positions, table_rows = (tensor[:rows] for tensor in reads[8:])
     status, ids = writes[0], writes[1]
     token_table, num_bonus, next_token = writes[-3:]
     if is_prefill:
         starts = torch.arange(rows + 1, dtype=torch.int32, device=logits.device)
         num_drafts = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+        table_rows = _table_rows(metadata[STATE_SLOTS, :rows], token_table).int()
         logits = logits[:rows]
         if not all_greedy:
             ends = metadata[CONTEXT_LENS, :rows] + metadata[QUERY_LENS, :rows]
@@ -201,7 +214,7 @@ def sample(
             status, ids, writes[2] if len(writes) > 5 else None, status_tag, ids_tag, logprobs_tag
         ),
         record,
-        metadata[STATE_SLOTS, :rows],
+        table_rows,
         token_table,
         num_bonus[:rows],
         next_token[:rows],
@@ -238,7 +251,7 @@ def draft(
     num_bonus, next_token = num_bonus[:rows], next_token[:rows]
     # accepted drafts, then the token behind them: what the sampler put into its payload
     column = torch.arange(token_table.shape[1], device=hidden.device)
-    sampled = token_table[groups.clamp(min=0)].roll(-1, 1)
+    sampled = token_table[_table_rows(groups, token_table)].roll(-1, 1)
     sampled = torch.where(column < num_bonus[:, None], sampled, next_token[:, None])
     sampled = torch.where(column <= num_bonus[:, None], sampled, -1)
     with torch.no_grad():
@@ -257,9 +270,7 @@ def draft(
         drafts = draft_further(model.mtp, states, meta, kv_cache, plan)
     draft_ids[:rows] = drafts.ids
     confidence[:rows] = drafts.confidence
-    # the table's last row takes what padding rows write
-    place = torch.where(groups >= 0, groups, token_table.shape[0] - 1)
-    token_table[place, 1:] = drafts.ids
+    token_table[_table_rows(groups, token_table), 1:] = drafts.ids
 
 
 def publish_drafts(reads: Tensors, writes: Tensors, tag: int) -> None:

@@ -225,6 +225,15 @@ def test_sampling_arrays_give_each_request_its_own_stream() -> None:
     assert other[2] == -5
 
 
+@pytest.mark.parametrize("temperature", [1e-46, 1e-39, 9.9e-6])
+def test_a_temperature_next_to_0_is_0(temperature: float) -> None:
+    cold, warm = request(1, [1], temperature=temperature), request(2, [1], temperature=1e-5)
+    batch = decode_batch([cold, warm])
+    assert sampling_arrays(batch, ROWS, seed=2)[0][0, :2].tolist() == [0, np.float32(1e-5)]
+    assert all_greedy(decode_batch([cold]))
+    assert not all_greedy(batch)
+
+
 def test_what_a_batch_needs_of_the_sampler() -> None:
     greedy, drawn = request(1, [1], temperature=0.0), request(2, [1])
     filtered = request(3, [1], top_p=0.5)

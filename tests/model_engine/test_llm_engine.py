@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +13,17 @@ from engines import GREEDY, make_engine, random_prompts, run_to_end, tiny_model
 
 from atom.config import CopyProtocol, GuardMode
 from atom.device.virtual import VirtualDevice
-from atom.errors import BadInput, StalePayload
+from atom.errors import BadInput, DeviceError, StalePayload
+from atom.model_engine import model_runner
+from atom.model_engine.batch_arrays import metadata_array
 from atom.model_engine.engine_builder import build_engine
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
 from atom.model_engine.llm_engine import EngineDead
 from atom.model_engine.model_runner import ModelRunner
-from atom.model_engine.scheduler import QueueFull, RequestRefused
+from atom.model_engine.scheduler import BatchKind, QueueFull, RequestRefused
 from atom.model_engine.sequence import SamplingParams
 from atom.model_engine.step_launches import capture_decode, warm_up_prefill
+from atom.model_ops.decode_inputs import STATE_SLOTS
 from atom.model_ops.guard import GuardCode, report
 from atom.transfer.copy_protocol import UnpatchedWarning
 
@@ -361,3 +365,105 @@ def test_drafts_that_are_lost_on_the_way_to_the_host_cost_nothing(
     runner.processor.draft_ids.receive = lossy  # type: ignore[method-assign]
     assert engine.generate(PROMPTS[:3], GREEDY) == expected[:3]
     assert engine.counters.stale_payloads > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda ids: [10**9, *ids[1:]], "token id 1000000000, and the vocabulary has 512"),
+        (lambda ids: [], "0 tokens, and 1 to 4 are possible"),
+        (lambda ids: [*ids, 7] if len(ids) < 4 else ids[:-1], "and its status counted"),
+    ],
+    ids=["no token", "no ids", "another count"],
+)
+def test_ids_that_no_step_gives_fail_their_request_alone(
+    change: Callable[[list[int]], list[int]], text: str, expected: list[list[int]]
+) -> None:
+    engine = make_engine()
+    names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS[:3]]
+    while engine.counters.decode_steps < 4:
+        engine.step()
+    receive = engine.runner.receive_output
+
+    def once() -> Any:
+        output = receive()
+        engine.runner.receive_output = receive  # type: ignore[method-assign]
+        rows = [change(list(output.token_ids[0])), *output.token_ids[1:]]
+        return type(output)(rows, output.logprobs)
+
+    engine.runner.receive_output = once  # type: ignore[method-assign]
+    outputs = run_to_end(engine)
+    failed = {output.request_id: output.error for output in outputs if output.error}
+    assert list(failed) == names[:1]
+    assert text in str(failed[names[0]])
+    assert engine.generate(PROMPTS[:2], GREEDY) == expected[:2]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("group", [8, 9, 999, -7])
+def test_a_state_group_that_does_not_exist_leads_out_of_no_table(
+    drafts: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = itertools.count()
+
+    def wrong(batch: Any, rows: int) -> Any:
+        values = metadata_array(batch, rows)
+        if batch.kind is BatchKind.DECODE and next(made) == 2:
+            values[STATE_SLOTS, 0] = group
+        return values
+
+    engine = make_engine(draft_tokens=drafts)
+    monkeypatch.setattr(model_runner, "metadata_array", wrong)
+    engine.add_request(PROMPTS[0], GREEDY)
+    if drafts == 0:
+        # no status comes back that could bring the kernels' record: the host checks what it sends
+        with pytest.raises(DeviceError, match=f"state group {group}"):
+            run_to_end(engine)
+        return
+    errors = [output.error for output in run_to_end(engine) if output.error]
+    assert engine.counters.guard_errors == 1
+    assert len(errors) == 1
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine = make_engine()
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineDead, match="it was closed"):
+        engine.add_request(PROMPTS[0], GREEDY)
+
+
+def test_generate_leaves_nothing_behind_when_it_fails(expected: list[list[int]]) -> None:
+    engine = make_engine()
+    with pytest.raises(RequestRefused):
+        engine.generate([PROMPTS[0], [1] * 500], GREEDY)
+    run_to_end(engine)
+    assert engine.stats()["waiting"] == engine.stats()["running"] == 0
+    assert engine.generate(PROMPTS[:1], GREEDY) == expected[:1]
+
+
+@pytest.mark.parametrize("prompt", ["abc", [1.5], [2**70], [], None])
+def test_what_is_no_prompt_is_bad_input(prompt: Any) -> None:
+    with pytest.raises(BadInput):
+        make_engine().add_request(prompt, GREEDY)
+
+
+def test_logprobs_that_the_engine_does_not_have_are_refused() -> None:
+    with pytest.raises(RequestRefused, match="logprobs"):
+        make_engine().add_request(PROMPTS[0], SamplingParams(logprobs=True))
+    with pytest.raises(RequestRefused, match="logprobs=5"):
+        make_engine(logprobs=True).add_request(PROMPTS[0], SamplingParams(logprobs=5))
+
+
+def test_made_up_names_avoid_given_ones() -> None:
+    engine = make_engine()
+    engine.add_request([1], GREEDY, request_id="request-1")
+    assert engine.add_request([1], GREEDY) != "request-1"
+
+
+def test_settings_take_the_names_of_the_command_line() -> None:
+    settings = EngineSettings(copy_protocol="zero_copy", guard="trap")  # type: ignore[arg-type]
+    assert settings.copy_protocol is CopyProtocol.ZERO_COPY
+    assert settings.guard is GuardMode.TRAP
+    with pytest.raises(ValueError, match="allowed: unpatched, record_stream, hold"):
+        EngineSettings(copy_protocol="held")  # type: ignore[arg-type]
