@@ -86,8 +86,10 @@ class OffloadProgram:
         waits_for_reads: the stored block is given away after the store has read it only.
         waits_for_load: an aborted request's block is given away after its load has ended only.
         aborts: the request ends before its load does; its block goes to another.
-        joins: the default stream waits for the load; else the host does.
+        joins: the default stream waits for the load; else the host does, if it ``host_waits``.
         load_waits: the load writes behind the default stream's earlier work.
+        store_waits: the store reads behind the work that filled its blocks.
+        lands_late: the entry is loaded after its store was seen to end only.
         by_rows: see :class:`Offload`.
     """
 
@@ -95,7 +97,10 @@ class OffloadProgram:
     waits_for_load: bool = True
     aborts: bool = False
     joins: bool = True
+    host_waits: bool = True
     load_waits: bool = True
+    store_waits: bool = True
+    lands_late: bool = True
     by_rows: bool | None = None
 
     def __call__(self, device: Device) -> Hashable:
@@ -103,17 +108,20 @@ class OffloadProgram:
         bench = Bench(device, by_rows=self.by_rows)
         offload, pool = bench.offload, bench.pool
         bench.compute(7, 0, 0)
+        if not self.store_waits:
+            offload.store_stream.wait_event = lambda event: None  # type: ignore[method-assign]
         kv, state = bench.reserve(EntryKind.KV), bench.reserve(EntryKind.STATE)
         [job] = offload.store([ChunkCopy(kv, (0,), (0,))], [StateCopy(state, 0)])
         if self.waits_for_reads:
             offload.wait_for_reads()
         # the request has ended: another gets the block, and another the checkpoint slot
         bench.compute(9, 0, 0)
-        job.done.synchronize()
-        list(offload.finished_reads())
-        for ended in offload.finished_stores():
-            for entry in ended.entries:
-                pool.land(entry)
+        if self.lands_late:
+            job.done.synchronize()
+            list(offload.finished_reads())
+            for ended in offload.finished_stores():
+                for entry in ended.entries:
+                    pool.land(entry)
         # the target's last owner may still have work queued on the default stream
         bench.compute(8, 1, 1)
         if not self.load_waits:
@@ -126,7 +134,8 @@ class OffloadProgram:
         elif self.joins:
             offload.join(last)
         else:
-            last.done.synchronize()
+            if self.host_waits:
+                last.done.synchronize()
         bench.attend(1, 1)
         device.copy(bench.host, bench.result)
         device.synchronize()
@@ -146,6 +155,9 @@ FAULTY = {
     "store reads a block that was given away": OffloadProgram(waits_for_reads=False),
     "load writes a block that was given away": OffloadProgram(aborts=True, waits_for_load=False),
     "load writes before the last owner's work": OffloadProgram(load_waits=False),
+    "store reads before the block is filled": OffloadProgram(store_waits=False),
+    "load reads an entry whose store is under way": OffloadProgram(lands_late=False),
+    "nobody waits for the load": OffloadProgram(joins=False, host_waits=False),
 }
 
 
