@@ -33,6 +33,7 @@ from atom.spec_decode.sampling import (
     SamplingTensors,
     draw,
     greedy,
+    is_warm,
     log_weights,
     usable,
 )
@@ -138,7 +139,7 @@ def _accepted(
     # nothing is left only where p is q up to rounding: then p itself
     left = torch.where((p > q).any(1, keepdim=True), left, torch.log(p))
     instead = draw(left, settings, Purpose.RESIDUAL)
-    warm = (settings.temperature > 0).view(-1, drafts)
+    warm = is_warm(settings.temperature).view(-1, drafts)
     stands = torch.where(warm, stands.view(-1, drafts), matches)
     instead = torch.where(warm, instead.view(-1, drafts), target[:, :-1])
     verified = torch.arange(drafts, device=logits.device) < rows.drafts[:, None]
@@ -224,7 +225,7 @@ def verify(
         sampling: ``None`` is greedy.
         draft_probs: float32 ``[S, k, vocabulary]`` that the drafts were drawn from, or ``None``.
         forced_bonus: int32 ``[S]`` drafts to accept (at most the verified ones do), or ``None``.
-        all_greedy: the host knows that every temperature is 0.
+        all_greedy: the host knows that every request is greedy.
         verdict: written, also for padding rows.
     """
     step = verify_reference

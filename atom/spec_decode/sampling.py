@@ -4,7 +4,8 @@ A row's distribution is the softmax of ``logits / temperature`` over the entries
 filters, in this order: ``top_k`` keeps the k highest logits; ``top_p`` keeps, of what is left, the
 fewest highest whose share of the probability is at least p. Entries as high as the lowest kept one
 are kept too, so a filter is one threshold on the logits and does not depend on any sorting order.
-A temperature of 0 takes the highest logit, the first of several, whatever the filters.
+A temperature below :data:`COLDEST`, such as 0, takes the highest logit, the first of several,
+whatever the filters.
 
 A token is drawn with the Gumbel trick: the highest ``logit / temperature + noise``. It needs one
 pass over the vocabulary and no sums, and a row's draw depends on its seed and position alone.
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from atom.spec_decode.random_numbers import Purpose, gumbel
 
+#: below it a row is greedy: a quotient of a logit and the smallest floats is infinite, and every
+#: entry would be as high as the highest
+COLDEST = 1e-5
 _LOWEST = float("-inf")
 
 
@@ -29,7 +33,7 @@ class SamplingTensors:
     """How each request of a batch is sampled.
 
     Attributes:
-        temperature: float32 ``[S]``; 0 is greedy.
+        temperature: float32 ``[S]``; greedy below :data:`COLDEST`.
         top_k: int32 ``[S]``; 0 is off.
         top_p: float32 ``[S]``; 1 is off. The highest entry is always kept.
         seed: int64 ``[S]``.
@@ -71,6 +75,11 @@ def greedy(requests: int, *, device: torch.device | str = "cpu") -> SamplingTens
     )
 
 
+def is_warm(temperature: Tensor) -> Tensor:
+    """Which rows draw their token; the others are greedy. Bool, of the temperature's shape."""
+    return temperature >= COLDEST
+
+
 def thresholds_reference(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
 ) -> Tensor:
@@ -78,7 +87,7 @@ def thresholds_reference(
 
     Args:
         logits: float32 ``[N, vocabulary]``.
-        temperature: float32 ``[N]``; rows of 0 get a threshold too, which nobody asks for.
+        temperature: float32 ``[N]``; greedy rows get a threshold too, which nobody asks for.
         top_k: int32 ``[N]``.
         top_p: float32 ``[N]``.
 
@@ -89,7 +98,7 @@ def thresholds_reference(
     ordered = usable(logits).sort(dim=1, descending=True).values
     last = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary).to(torch.int64) - 1
     by_count = ordered.gather(1, last[:, None])
-    scale = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    scale = torch.where(is_warm(temperature), temperature, 1.0)[:, None]
     weight = torch.exp((ordered - ordered[:, :1]) / scale)
     weight = torch.where(ordered >= by_count, weight, 0.0)
     reached = weight.cumsum(1) >= top_p[:, None] * weight.sum(1, keepdim=True)
@@ -125,7 +134,7 @@ def log_weights(logits: Tensor, sampling: SamplingTensors) -> Tensor:
         float32 ``[N, vocabulary]``; of a greedy row its logits.
     """
     values = usable(logits)
-    warm = sampling.temperature > 0
+    warm = is_warm(sampling.temperature)
     if sampling.filtered:
         threshold = thresholds(logits, sampling.temperature, sampling.top_k, sampling.top_p)
         keep = (values >= threshold[:, None]) | ~warm[:, None]
@@ -137,7 +146,7 @@ def probabilities(logits: Tensor, sampling: SamplingTensors) -> Tensor:
     """The distribution of each row, float32 ``[N, vocabulary]``; one entry of 1 in a greedy row."""
     values = log_weights(logits, sampling)
     chosen = torch.nn.functional.one_hot(values.argmax(1), logits.shape[1]).to(torch.float32)
-    warm = (sampling.temperature > 0)[:, None]
+    warm = is_warm(sampling.temperature)[:, None]
     return torch.where(warm, torch.softmax(values, 1), chosen)
 
 
@@ -158,7 +167,8 @@ def draw(
     if all_greedy:
         return weights.argmax(1)
     noise = gumbel(sampling.seed, sampling.positions, purpose, weights.shape[1])
-    return torch.where(sampling.temperature[:, None] > 0, weights + noise, weights).argmax(1)
+    warm = is_warm(sampling.temperature)[:, None]
+    return torch.where(warm, weights + noise, weights).argmax(1)
 
 
 def draw_drafts(logits: Tensor, sampling: SamplingTensors, offset: int) -> tuple[Tensor, Tensor]:

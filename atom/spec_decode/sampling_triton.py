@@ -13,10 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from atom.spec_decode.random_numbers import LANES, Purpose
+from atom.spec_decode.sampling import COLDEST
 from atom.transfer.payload import epoch_tag, open_tag
 
 #: entries of the vocabulary that one program reads; a multiple of four times LANES
 CHUNK = 8 * LANES
+_COLDEST = tl.constexpr(COLDEST)
 _TARGET = tl.constexpr(int(Purpose.TARGET))
 _LANES = tl.constexpr(LANES)
 _CHUNK = tl.constexpr(CHUNK)
@@ -118,7 +120,7 @@ def threshold_kernel(
         heat = tl.load(temperature + request)
         result = float("-inf")
         # a greedy row asks nobody
-        if ((k > 0) | (p < 1.0)) & (heat > 0):
+        if ((k > 0) | (p < 1.0)) & (heat >= _COLDEST):
             base = logits + row.to(tl.int64) * stride
             best = tl.full((WIDTH,), float("-inf"), tl.float32)
             for start in range(0, vocabulary, WIDTH):
@@ -281,7 +283,7 @@ def row_part_kernel(
             x3 = tl.where(x3 == x3, x3, float("-inf"))
             # two conditions: the first is known when the kernel is compiled
             if not ALL_GREEDY:  # noqa: SIM102
-                if heat > 0:
+                if heat >= _COLDEST:
                     position = tl.load(positions + request) + offset
                     low = (position & 0xFFFFFFFF).to(tl.uint32)
                     high = (position >> 32).to(tl.uint32)

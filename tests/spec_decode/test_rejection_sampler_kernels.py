@@ -22,7 +22,7 @@ from atom.spec_decode.rejection_sampler import (  # noqa: E402
     write_outputs,
     write_outputs_reference,
 )
-from atom.spec_decode.sampling import SamplingTensors, thresholds_reference  # noqa: E402
+from atom.spec_decode.sampling import SamplingTensors, is_warm, thresholds_reference  # noqa: E402
 from atom.transfer.payload import PayloadKind, epoch_tag, open_tag, payload_layout  # noqa: E402
 
 LENGTHS = [4, 1, 0, 3, 2, 0]
@@ -30,7 +30,7 @@ STEP = 4096
 
 
 def mixed_settings(requests: int) -> SamplingTensors:
-    """Greedy, plain, top-k, top-p and both, in turn."""
+    """Greedy, plain, top-k, top-p and both, in turn; one is greedy by a hair above 0."""
     heat, count, share = zip(
         *[
             (0.0, 0, 1.0),
@@ -38,7 +38,7 @@ def mixed_settings(requests: int) -> SamplingTensors:
             (1.3, 5, 1.0),
             (1.0, 0, 0.7),
             (2.0, 20, 0.9),
-            (0.0, 3, 0.2),
+            (1e-40, 3, 0.2),
             (0.7, 1, 1.0),
             (0.9, 0, 0.0),
         ],
@@ -205,7 +205,7 @@ def compare_thresholds(launcher: Callable[..., Tensor], device: str) -> None:
     logits[5, 40:] = float("-inf")
     logits[6, 0] = float("nan")
     rows = mixed_settings(12)
-    heat = torch.where(rows.temperature > 0, rows.temperature, 1.0)
+    heat = torch.where(is_warm(rows.temperature), rows.temperature, 1.0)
     expected = thresholds_reference(logits, heat, rows.top_k, rows.top_p)
     arguments = (part.to(device) for part in (logits, heat, rows.top_k, rows.top_p))
     assert torch.equal(launcher(*arguments).cpu(), expected)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from atom.spec_decode.random_numbers import Purpose
 from atom.spec_decode.sampling import (
+    COLDEST,
     SamplingTensors,
     draw,
     draw_drafts,
@@ -165,6 +166,25 @@ def test_greedy_rows_take_the_first_highest_and_no_noise() -> None:
         weights = log_weights(logits, sampling)
         found = draw(weights, sampling, Purpose.TARGET, all_greedy=all_greedy)
         assert found.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("temperature", [1e-44, 1e-40, 1e-38, 0.99 * COLDEST])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_a_temperature_next_to_0_is_greedy(temperature: float, top_p: float) -> None:
+    logits = torch.randn(6, 90, generator=torch.Generator().manual_seed(3)) * 8
+    sampling = settings(6, temperature=temperature, top_p=top_p)
+    assert torch.equal(log_weights(logits, sampling), logits)
+    found = draw(log_weights(logits, sampling), sampling, Purpose.TARGET)
+    assert torch.equal(found, logits.argmax(1))
+    chosen = torch.nn.functional.one_hot(found, 90).to(torch.float32)
+    assert torch.equal(probabilities(logits, sampling), chosen)
+
+
+def test_the_coldest_draw_is_still_one() -> None:
+    logits = torch.tensor([-40.0, 30.0, 29.99, 30.0])
+    found, expected = draws(logits, 400, temperature=COLDEST)
+    assert set(found.tolist()) == {1, 3}
+    assert expected.tolist() == [0, 0.5, 0, 0.5]
 
 
 def test_what_is_not_a_number_is_never_drawn() -> None:
