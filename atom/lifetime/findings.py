@@ -203,8 +203,9 @@ class Suppression:
 
     def __post_init__(self) -> None:
         if not self.file.strip() or not self.reason.strip():
+            place = self.file if self.line is None else f"{self.file}:{self.line}"
             raise BadInput(
-                f"suppression {self.file!r}:{self.line}: a file and a reason are needed, e.g. "
+                f"suppression {place!r}: a file and a reason are needed, e.g. "
                 "'loader.py:120  the ring is deeper than the pipeline'"
             )
 

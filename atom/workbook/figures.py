@@ -12,9 +12,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -86,6 +88,7 @@ def arm_style(name: str) -> ArmStyle:
 
 def style() -> None:
     """Set matplotlib's defaults for the workbook. Call it once, before the first figure."""
+    add_own_fonts()
     mpl.rcParams.update(
         {
             "axes.axisbelow": True,
@@ -108,6 +111,19 @@ def style() -> None:
             "lines.markersize": 7,
         }
     )
+
+
+def add_own_fonts() -> None:
+    """Make the fonts that come with matplotlib known, whatever its font cache lists.
+
+    One cache serves every installation of a user, and one whose fonts were not there when it was
+    written lists none. Text with a formula then warns of each missing family, on the page.
+    """
+    own = Path(mpl.get_data_path()) / "fonts" / "ttf"
+    known = {Path(font.fname).name for font in font_manager.fontManager.ttflist}
+    for file in sorted(own.glob("*.ttf")):
+        if file.name not in known:
+            font_manager.fontManager.addfont(file)
 
 
 def evidence_label(evidence: Evidence | str, text: str = "") -> str:

@@ -159,7 +159,8 @@ def margin_figure(panels: dict[str, tuple[Evidence, pd.DataFrame]], title: str) 
         axes.set_ylim(-len(labels) + 0.5, 0.5)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel(
-            "copy end - next write end (us); right of 0 the copy lost\n(X stale, o clean)"
+            "copy end - next write end (us); right of 0 the copy ended after\n"
+            "the write and may have read before it (X stale, o clean)"
         )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure

@@ -16,7 +16,6 @@ from atom.evidence import Evidence
 from atom.workbook.records import Run
 from atom.workbook.statistics import (
     clustered_interval,
-    exact_interval,
     fisher_exact,
     process_interval,
 )
@@ -151,10 +150,21 @@ def label_of(run: Run) -> str:
     return f"{provenance.device}, {provenance.started[:10]}, run {tail}"
 
 
-def count_text(stale: int, trials: int) -> str:
-    """``3/200 [0.3%, 4.3%]`` with the exact two-sided 95% interval of independent trials."""
-    low, high = exact_interval(stale, trials)
+def count_text(rows: pd.DataFrame) -> str:
+    """``6/100 [0.8%, 19.9%]``: stale reads in rows of the trials table, clustered by process."""
+    stale, trials = per_process(rows)
+    low, high, _ = clustered_interval(stale, trials)
+    return interval_text(sum(stale), sum(trials), low, high)
+
+
+def interval_text(stale: int, trials: int, low: float, high: float) -> str:
+    """A count with the interval that its design gives."""
     return f"{stale}/{trials} [{low:.1%}, {high:.1%}]"
+
+
+def queues_text(setting: str) -> str:
+    """``default queues``, ``1 queue`` or ``4 queues``."""
+    return f"{setting} queue" + ("" if setting == "1" else "s")
 
 
 def most_complete(runs: Sequence[Run]) -> Run | None:
@@ -249,7 +259,8 @@ def lateness(timeline: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         arm, process, trial, outcome, copy_end_us, write_end_us, front_end_us (latest lane, NaN
-        without work in front), margin_us: copy end minus write end; above 0 the copy lost the race.
+        without work in front), margin_us: copy end minus write end; above 0 the copy ended
+        later, and may have read before the write or after it: ``outcome`` tells.
     """
     rows = text_of(timeline)
     found = []

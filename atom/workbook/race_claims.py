@@ -213,7 +213,7 @@ def _findings(rows: pd.DataFrame, simulated: bool) -> dict[str, dict[str, Any]]:
         "mech-06": stale_in(default[default["front"] == str(Front.STORE_ON_COPY_STREAM)]),
         "mech-07": stale_in(matmul if simulated else by_kernel),
         "mech-08": stale_in(other),
-        "mech-13": stale_in(stores),
+        "mech-13": {**stale_in(stores), "detail": "no arm makes a load"},
         "micro-10": stale_in(batch[batch["batch_size"] == 32]),
     }
     if not simulated and "value" in found["mech-07"]:

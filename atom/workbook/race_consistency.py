@@ -16,7 +16,7 @@ from atom.benchmarks.race_model import (
 )
 from atom.config import CopyProtocol, Front, RaceSettings
 from atom.device.interface import CopyPath
-from atom.workbook.race_analysis import per_process, select
+from atom.workbook.race_analysis import per_process, queues_text, select
 from atom.workbook.race_comparison import published_cells
 from atom.workbook.records import Run
 from atom.workbook.statistics import clustered_interval, exact_interval
@@ -66,7 +66,7 @@ def measured_rows(run: Run) -> list[ObservedRow]:
         low, high, _ = clustered_interval(stale, trials)
         rows.append(
             ObservedRow(
-                f"{front}, by {path}, {queues} queues",
+                f"{front}, by {path}, {queues_text(queues)}",
                 front,
                 None if queues == "default" else int(queues),
                 sum(stale),

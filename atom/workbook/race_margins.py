@@ -7,7 +7,7 @@ import pandas as pd
 from atom.benchmarks.race_plan import DEFAULT_QUEUES
 from atom.config import CopyProtocol, Front
 from atom.device.interface import CopyPath
-from atom.workbook.race_analysis import lateness
+from atom.workbook.race_analysis import lateness, queues_text
 
 _PARTS = ["grid", "queues", "protocol", "front", "path"]
 
@@ -29,7 +29,7 @@ def matmul_margins(timeline: pd.DataFrame) -> pd.DataFrame:
     ]
     late["order"] = [0 if queues == DEFAULT_QUEUES else int(queues) for queues in late["queues"]]
     late["label"] = [
-        f"{path}, {queues} queue" + ("" if queues == "1" else "s")
+        f"{path}, {queues_text(queues)}"
         for path, queues in zip(late["path"], late["queues"], strict=True)
     ]
     return late.sort_values(["path", "order", "process", "trial"]).drop(columns="order")
@@ -56,7 +56,7 @@ def margin_table(margins: pd.DataFrame) -> pd.DataFrame:
                 "copy ends (us)": round(group["copy_end_us"].median(), 1),
                 "write ends (us)": round(group["write_end_us"].median(), 1),
                 "copy - write (us)": round(group["margin_us"].median(), 1),
-                "late in": f"{int((group['margin_us'] > 0).sum())}/{len(group)}",
+                "ended later in": f"{int((group['margin_us'] > 0).sum())}/{len(group)}",
             }
         )
     return pd.DataFrame(found)
@@ -80,5 +80,7 @@ def margin_sentences(margins: pd.DataFrame, who: str) -> list[str]:
             f"(median margin {part['margin_us'].median():.0f} us)"
             for queues, part in group.groupby("queues", sort=False)
         )
-        sentences.append(f"{who}, late kernel copies by hardware queues: {by_queues}.")
+        sentences.append(
+            f"{who}, kernel copies that ended after the write, by hardware queues: {by_queues}."
+        )
     return sentences

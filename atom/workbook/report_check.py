@@ -91,8 +91,11 @@ def compare_sources(
                 f"notebooks/{stem}.ipynb: SHA-256 of its cells is {now[:12]}, the report was made "
                 f"from {ran[:12]}"
             )
+        notebook = read_notebook(executed)
+        if complaint := stderr_of(notebook):
+            lines.append(f"{stem}: its page shows what went to stderr: {complaint}")
         try:
-            held = extract_result(read_notebook(executed))
+            held = extract_result(notebook)
         except NotebookFailed as error:
             held = {"fault": str(error)}
         if held != results[stem]:
@@ -104,6 +107,18 @@ def compare_sources(
         ):
             lines.append(f"{stem}: not the executed notebook that manifest.json names")
     return lines
+
+
+def stderr_of(notebook: Mapping[str, Any]) -> str:
+    """First line that a cell of an executed notebook wrote to stderr; empty if none did.
+
+    A page shows it, though it speaks of the machine that executed the notebook.
+    """
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            if output["output_type"] == "stream" and output["name"] == "stderr":
+                return "".join(output["text"]).strip().partition("\n")[0]
+    return ""
 
 
 def compare_verdicts(

@@ -9,6 +9,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from matplotlib import font_manager, mathtext
 from matplotlib.colors import to_rgb
 
 from atom.config import CopyProtocol
@@ -114,6 +115,24 @@ def test_stale_rates_stand_at_their_percentages_with_counts() -> None:
         "measured",
         "simulated",
     }
+
+
+def test_formulas_find_their_fonts_whatever_the_font_cache_lists(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def draw_formula() -> str:
+        caplog.clear()
+        font_manager.fontManager._findfont_cached.cache_clear()
+        font_manager._get_font.cache_clear()
+        mathtext.MathTextParser("path").parse("$10^{-2}$")
+        return caplog.text
+
+    manager = font_manager.fontManager
+    poor = [font for font in manager.ttflist if "STIX" not in font.name]
+    monkeypatch.setattr(manager, "ttflist", poor)
+    assert "STIXGeneral" in draw_formula()
+    figures.style()
+    assert draw_formula() == ""
 
 
 def test_stale_rates_refuse_an_unknown_arm() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ from atom.workbook.race_claims import claim_arguments
 from atom.workbook.race_comparison import comparison, published_cells
 from atom.workbook.race_runs import gather_runs
 from atom.workbook.records import Run
+from atom.workbook.statistics import exact_interval
 from atom.workbook.sweeps import run_race
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SMALL: dict[str, Any] = {
     "trials": 10,
@@ -132,6 +136,33 @@ def test_a_summary_clusters_by_process() -> None:
     # Five all-or-nothing processes say far less than fifty trials: 40/50 alone is [66%, 90%].
     assert summary["effect"] > 5
     assert summary["low"] < 0.4
+
+
+def test_counts_in_sentences_have_the_interval_of_the_tables(run: Run) -> None:
+    differing = [
+        row(point_id=f"main/unpatched/nothing/engine@{n}", process=n, **cells)
+        for n, cells in enumerate([{}, {"clean": 7, "overwritten": 0, "tag_caught": 3}])
+    ]
+    rows = frame(*differing)
+    (summary,) = race_analysis.summarise(rows).to_dict("records")
+    text = race_analysis.interval_text(*(summary[n] for n in ("stale", "trials", "low", "high")))
+    assert race_analysis.count_text(rows) == text == "9/20 [0.0%, 100.0%]"
+    low, high = exact_interval(9, 20)
+    assert race_analysis.interval_text(9, 20, low, high) == "9/20 [23.1%, 68.5%]"
+
+
+def test_notebook_02_gives_no_interval_of_independent_trials() -> None:
+    notebook = json.loads((ROOT / "notebooks" / "02_race_microbenchmark.ipynb").read_text())
+    code = "".join("".join(cell["source"]) for cell in notebook["cells"])
+    assert re.findall(r"exact_interval\((.*)\)", code) == ["0, 100"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("1", "1 queue"), ("4", "4 queues"), ("default", "default queues")],
+)
+def test_one_queue_is_singular(setting: str, words: str) -> None:
+    assert race_analysis.queues_text(setting) == words
 
 
 def test_rows_read_back_give_the_same_tables(run: Run) -> None:

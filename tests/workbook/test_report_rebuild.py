@@ -18,7 +18,12 @@ from atom.errors import BadInput
 from atom.workbook import report_check, report_rebuild
 from atom.workbook.notebooks import NOTEBOOKS, NotebookSpec
 from atom.workbook.parameters import ReportTarget
-from atom.workbook.report_check import check_report, compare_sources, compare_verdicts
+from atom.workbook.report_check import (
+    check_report,
+    compare_sources,
+    compare_verdicts,
+    stderr_of,
+)
 from atom.workbook.report_rebuild import Plan, make_plan, rebuild
 from atom.workbook.results import Execution, load_result
 from atom.workbook.runner import RunReport
@@ -237,6 +242,21 @@ def test_a_changed_file_is_found(
     (line,) = check.differences
     assert said in line
     assert "00_summary" in line
+
+
+def test_a_page_that_shows_what_went_to_stderr_is_found(committed: Path, tmp_path: Path) -> None:
+    path = committed / "00_summary.ipynb"
+    notebook = json.loads(path.read_text())
+    code = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    words = ["findfont: no such family\n", "second line\n"]
+    stream = {"output_type": "stream", "name": "stdout", "text": words}
+    code["outputs"].insert(0, stream)
+    assert stderr_of(notebook) == ""
+    stream["name"] = "stderr"
+    path.write_text(json.dumps(notebook))
+    (shown, changed) = check_report(committed, tmp_path).differences
+    assert shown == "00_summary: its page shows what went to stderr: findfont: no such family"
+    assert "that manifest.json names" in changed
 
 
 def test_a_report_without_manifest_or_with_a_notebook_too_few_is_found(
