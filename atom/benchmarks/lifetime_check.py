@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from atom.benchmarks.lifetime_mutants import MUTATIONS
 from atom.benchmarks.lifetime_mutations import Mutation, changed
+from atom.benchmarks.lifetime_paths import LifetimePath
 from atom.benchmarks.lifetime_programs import Following, LifetimeProgram, programs
 from atom.benchmarks.lifetime_watch import Watch
 from atom.benchmarks.source_lifetime_rows import Alone, ExplorationRow, MutationRow
@@ -150,16 +151,68 @@ def find_mutation(name: str) -> Mutation:
     raise BadInput(f"no mutation {name!r}; known: {known}")
 
 
+def check_mutations_apply() -> None:
+    """See to it that each mutation's text is in the present code.
+
+    Raises:
+        BadInput: one is not; names the mutation.
+    """
+    for mutation in MUTATIONS:
+        try:
+            with changed(mutation.changes):
+                pass
+        except BadInput as error:
+            raise BadInput(f"mutation {mutation.name!r}: {error}") from None
+
+
 def counterexample(
     program: LifetimeProgram, mutation: str | None = None
 ) -> tuple[Recorded, Exploration] | None:
     """The shortest schedule that breaks ``program``, ready to be written; ``None`` if none does."""
     with changed(() if mutation is None else find_mutation(mutation).changes):
         found = explore(program, most_schedules=_MOST_MUTANT_SCHEDULES)
-    if found.first is None:
-        return None
-    given = {"program": program.to_json(), "mutation": mutation}
-    return Recorded(given, found.first), found
+    return None if found.first is None else (_record(program, mutation, found.first), found)
+
+
+def mutation_counterexample(
+    name: str,
+    *,
+    paths: Sequence[LifetimePath] = (),
+    protocols: Sequence[CopyProtocol] = (),
+    depths: Iterable[int] = range(1, MUTATION_DEPTH + 1),
+) -> tuple[Recorded, Exploration] | None:
+    """The schedule that kills a mutation in :func:`mutation_table`, ready to be written.
+
+    Args:
+        name: of the mutation.
+        paths, protocols: what to try in place of the mutation's own.
+        depths: steps in flight to try.
+
+    Returns:
+        The record, and the exploration that found it; ``None`` if none does.
+
+    Raises:
+        BadInput: no such mutation, or its text is not in the present code.
+    """
+    mutation = find_mutation(name)
+    mutation = replace(
+        mutation,
+        paths=tuple(paths) or mutation.paths,
+        protocols=tuple(protocols) or mutation.protocols,
+    )
+    with changed(mutation.changes):
+        for depth in depths:
+            for program in mutation.programs(depth):
+                for following in Following:
+                    tried = replace(program, following=following)
+                    found = explore(tried, most_schedules=_MOST_MUTANT_SCHEDULES)
+                    if found.first is not None:
+                        return _record(tried, name, found.first), found
+    return None
+
+
+def _record(program: LifetimeProgram, mutation: str | None, example: Counterexample) -> Recorded:
+    return Recorded({"program": program.to_json(), "mutation": mutation}, example)
 
 
 def replay_recorded(record: Recorded) -> ExploredDevice:

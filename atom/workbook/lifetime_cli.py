@@ -10,8 +10,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from atom.benchmarks.lifetime_check import (
+    MUTATION_DEPTH,
+    check_mutations_apply,
     counterexample,
     explore_program,
+    find_mutation,
+    mutation_counterexample,
     mutation_table,
     replay_recorded,
 )
@@ -29,6 +33,7 @@ examples
   python -m atom lifetime explore                        every path, protocol and mutation
   python -m atom lifetime explore --depth 4              up to four steps in flight
   python -m atom lifetime explore --path spec_status --protocol unpatched --write found.json
+  python -m atom lifetime explore --mutation 'hold keeps nothing' --write found.json
   python -m atom lifetime replay found.json              that schedule, step by step
   python -m atom lifetime run train.py                   a program of one's own under the sanitizer
 """
@@ -74,12 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     explore.add_argument("--no-mutations", action="store_true", help="leave the mutations out")
     explore.add_argument(
-        "--mutation", metavar="NAME", help="with --write: put this fault into the code first"
+        "--mutation",
+        metavar="NAME",
+        help="with --write: the schedule that kills this mutation, of the table's path and "
+        "protocol unless they are given",
     )
     explore.add_argument(
         "--write",
         metavar="FILE",
-        help="of one path and protocol: write the shortest schedule that breaks it",
+        help="of one path and protocol, or of a mutation: write the shortest schedule that "
+        "breaks it",
     )
     explore.add_argument("--json", action="store_true", help="print JSON in place of text")
     replay = actions.add_parser(
@@ -123,7 +132,11 @@ def _explore(arguments: Namespace) -> int:
     if arguments.write is not None:
         return _write(arguments, paths, protocols, depth)
     if arguments.mutation is not None:
-        raise BadInput("--mutation goes with --write, and a single --path and --protocol")
+        raise BadInput("--mutation goes with --write")
+    everything = not (arguments.path or arguments.protocol or arguments.no_mutations)
+    if everything:
+        # minutes of exploring would be lost to a mutation of text that has gone
+        check_mutations_apply()
     started = time.perf_counter()
     rows: list[ExplorationRow] = []
     faults: list[str] = []
@@ -140,7 +153,6 @@ def _explore(arguments: Namespace) -> int:
                     f"{_name(row)}: the reduced exploration has {len(found.outcomes)} outcomes, "
                     f"all states have {len(states.outcomes)}"
                 )
-    everything = not (arguments.path or arguments.protocol or arguments.no_mutations)
     table = mutation_table() if everything else []
     faults += [fault for mutation in table for fault in unexpected_mutation(mutation)]
     seconds = time.perf_counter() - started
@@ -217,12 +229,22 @@ def _write(
     protocols: Sequence[CopyProtocol],
     depth: int,
 ) -> int:
-    if len(paths) != 1 or len(protocols) != 1:
-        raise BadInput("--write needs a single --path and a single --protocol")
-    depth = 1 if arguments.depth is None else depth
-    found = counterexample(LifetimeProgram(paths[0], protocols[0], depth), arguments.mutation)
+    if arguments.mutation is not None:
+        found = mutation_counterexample(
+            arguments.mutation,
+            paths=paths if arguments.path else (),
+            protocols=protocols if arguments.protocol else (),
+            depths=range(1, MUTATION_DEPTH + 1) if arguments.depth is None else (depth,),
+        )
+    elif len(paths) != 1 or len(protocols) != 1:
+        raise BadInput("--write needs a single --path and --protocol, or a --mutation")
+    else:
+        depth = 1 if arguments.depth is None else depth
+        found = counterexample(LifetimeProgram(paths[0], protocols[0], depth))
     if found is None:
-        print("no schedule breaks it; nothing was written")
+        known = arguments.mutation is not None and find_mutation(arguments.mutation).equivalent
+        reason = f" (it is equivalent: {known})" if known else ""
+        print(f"no schedule breaks it; nothing was written{reason}")
         return ClaimFell.exit_code
     record, exploration = found
     try:

@@ -6,13 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from atom.benchmarks.lifetime_check import explore_program, find_mutation, try_mutation
+from atom.benchmarks import lifetime_check
+from atom.benchmarks.lifetime_check import (
+    check_mutations_apply,
+    explore_program,
+    find_mutation,
+    mutation_counterexample,
+    replay_recorded,
+    try_mutation,
+)
 from atom.benchmarks.lifetime_mutants import MUTATIONS
 from atom.benchmarks.lifetime_mutations import Change, Mutation, changed
 from atom.benchmarks.lifetime_paths import LifetimePath
 from atom.benchmarks.lifetime_programs import Following, LifetimeProgram, programs
 from atom.config import CopyProtocol
 from atom.errors import BadInput
+from atom.lifetime.counterexample import Recorded
 from atom.lifetime.explore import Method, ViolationKind, explore
 from atom.spec_decode import dspark_verify
 from atom.spec_decode.dspark_verify import EllRing
@@ -87,6 +96,18 @@ def test_every_mutation_is_caught_or_equivalent(mutation: Mutation) -> None:
     row = try_mutation(mutation)
     assert row.caught is not row.equivalent
     assert row.equivalent is bool(row.argument)
+    written = mutation_counterexample(mutation.name)
+    assert (written is None) is row.equivalent
+    if written is not None:
+        about, example = written[0].about["program"], written[0].example
+        assert (about["path"], about["protocol"], about["depth"]) == (
+            row.path,
+            row.protocol,
+            row.depth,
+        )
+        assert (example.kind, len(example.steps)) == (row.killed_by, row.steps)
+        replayed = replay_recorded(Recorded.from_text(written[0].to_text()))
+        assert row.killed_by in {violation.kind for violation in replayed.violations}
     if row.killed_by == ViolationKind.FOREIGN_BYTES:
         assert row.foreign_reads > 0
 
@@ -128,6 +149,15 @@ def test_a_mutation_of_text_that_is_gone_fails() -> None:
     gone = Change(Hold, "protect", "return everything", "return None")
     with pytest.raises(BadInput, match=r"'return everything' stands 0 times"), changed((gone,)):
         pass
+
+
+def test_mutations_that_no_longer_apply_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_mutations_apply()
+    gone = Change(Hold, "protect", "return everything", "return None")
+    broken = replace(MUTATIONS[-1], name="gone", changes=(gone,))
+    monkeypatch.setattr(lifetime_check, "MUTATIONS", (*MUTATIONS[:-1], broken))
+    with pytest.raises(BadInput, match=r"mutation 'gone'.*'return everything' stands 0 times"):
+        check_mutations_apply()
 
 
 def test_mutations_are_taken_back() -> None:

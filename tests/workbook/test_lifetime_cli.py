@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from atom.__main__ import main
+from atom.benchmarks.lifetime_mutants import MUTATIONS
 from atom.benchmarks.source_lifetime_rows import ExplorationRow, MutationRow
 from atom.config import CopyProtocol
+from atom.errors import BadInput
 from atom.lifetime.counterexample import Recorded
+from atom.workbook import lifetime_cli
 from atom.workbook.lifetime_cli import unexpected, unexpected_mutation
 from atom.workbook.records import load_run
 
@@ -39,14 +42,55 @@ def test_write_and_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     file = tmp_path / "found.json"
     given = ["--path", "spec_status", "--protocol", "unpatched", "--write", str(file)]
     assert main(["lifetime", "explore", *given]) == 0
-    assert Recorded.read(file).example.steps
+    last = len(Recorded.read(file).example.steps) - 1
     capsys.readouterr()
     assert main(["lifetime", "replay", str(file)]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[0].split() == ["host", "stream", "0", "stream", "1"]
-    assert "found at step 18: foreign bytes" in said
+    assert f"found at step {last}: foreign bytes" in said
     assert main(["lifetime", "replay", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["again"]
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["--path", "ell_slot", "--depth", "3"]], ids=["table", "given"]
+)
+def test_a_row_of_the_mutation_table_is_written_and_replayed(
+    given: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A ring of two slots shows it, which no option asks for."""
+    file = str(tmp_path / "found.json")
+    named = ["--mutation", "pinned slot reused early", "--write", file]
+    if given:
+        named[1] = "ell slot reused early"
+    assert main(["lifetime", "explore", *named, *given]) == 0
+    assert main(["lifetime", "replay", file]) == 0
+    assert "found at step" in capsys.readouterr().out
+
+
+def test_an_equivalent_mutation_says_why_nothing_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mutation = next(one for one in MUTATIONS if one.equivalent)
+    file = tmp_path / "found.json"
+    given = ["--mutation", mutation.name, "--depth", "1", "--write", str(file)]
+    assert main(["lifetime", "explore", *given]) == 1
+    assert f"nothing was written (it is equivalent: {mutation.equivalent})" in (
+        capsys.readouterr().out
+    )
+    assert not file.exists()
+
+
+def test_mutations_are_checked_before_anything_is_explored(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise BadInput("text is gone")
+
+    monkeypatch.setattr(lifetime_cli, "check_mutations_apply", refuse)
+    assert main(["lifetime", "explore", "--depth", "1"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "text is gone" in said.err) == ("", True)
 
 
 def test_a_violation_that_is_gone_is_said(
