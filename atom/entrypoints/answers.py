@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -37,11 +38,12 @@ class Answer:
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         text, tokens, reason = "", list[SampledToken](), None
-        async for piece in self._generation.pieces():
-            text += piece.text
-            tokens += piece.tokens
-            reason = piece.finish_reason
-        choice = self._choice(Piece(text, tuple(tokens), reason))
+        with self._generation.watched():
+            async for piece in self._generation.pieces():
+                text += piece.text
+                tokens += piece.tokens
+                reason = piece.finish_reason
+            choice = self._choice(Piece(text, tuple(tokens), reason))
         usage = usage_fields(self._generation.usage)
         return {**self._head(self.kind), "choices": [choice], "usage": usage}
 
@@ -51,10 +53,11 @@ class Answer:
         # with usage asked for, every chunk has the field, and only the last a value
         tail = {"usage": None} if include_usage else {}
         first = True
-        async for piece in self._generation.pieces():
-            for choice in self._chunk_choices(piece, first=first):
-                yield event({**head, "choices": [choice], **tail})
-            first = False
+        with self._generation.watched():
+            async for piece in self._generation.pieces():
+                for choice in self._chunk_choices(piece, first=first):
+                    yield event({**head, "choices": [choice], **tail})
+                first = False
         if include_usage:
             usage = usage_fields(self._generation.usage)
             yield event({**head, "choices": [], "usage": usage})
@@ -98,7 +101,7 @@ class TextAnswer(Answer):
             self._offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [token.logprob for token in tokens],
+            "token_logprobs": [json_number(token.logprob) for token in tokens],
             "top_logprobs": None,
             "text_offset": offsets,
         }
@@ -140,7 +143,7 @@ class ChatAnswer(Answer):
         data = self._generation.tokenizer.token_bytes(token.token_id)
         return {
             "token": data.decode(errors="replace"),
-            "logprob": token.logprob,
+            "logprob": json_number(token.logprob),
             "bytes": list(data),
             "top_logprobs": [],
         }
@@ -149,6 +152,11 @@ class ChatAnswer(Answer):
 def token_text(tokenizer: ServerTokenizer, token_id: int) -> str:
     """Text of a token alone; a part of a character shows as the replacement character."""
     return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def json_number(value: float) -> float | None:
+    """The number, or ``None`` for infinity and what is no number: JSON has neither."""
+    return value if math.isfinite(value) else None
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:

@@ -144,7 +144,14 @@ class Server:
             return Response(status_code=499)
 
         async def unexpected(request: Request, error: Exception) -> Response:
-            return ApiError(500, "the server failed to answer; its log says why").response()
+            # one whose answer had begun was counted when that ended
+            if not getattr(request.state, "counted", False):
+                endpoint = request.url.path.removeprefix("/v1/")
+                known = endpoint if endpoint in _ENDPOINTS else "other"
+                self.metrics.requests.labels(known, "error").inc()
+            said = "the server failed to answer; its log says why"
+            # the web server closes the connection behind it: a client must not use it again
+            return ApiError(500, said, headers={"Connection": "close"}).response()
 
         self.app.add_exception_handler(ApiError, api_error)
         self.app.add_exception_handler(HTTPException, http_error)
@@ -231,6 +238,7 @@ class Server:
         generation = await while_connected(
             request.receive, self._submit(body, encode, endpoint, began)
         )
+        request.state.counted = True
         answer = shape(self.model.name, generation, logprobs=body.wants_logprobs)
         if body.stream:
             events = answer.events(include_usage=body.include_usage)
@@ -264,7 +272,9 @@ class Server:
         except RequestRefused as error:
             raise ApiError(400, str(error), param=body.prompt_field) from None
         except BadInput as error:
-            raise ApiError(400, str(error)) from None
+            field = str(error).partition(":")[0].partition("[")[0]
+            param = field if field in type(body).model_fields else None
+            raise ApiError(400, str(error), param=param) from None
         except EngineStopped as error:
             if self.engine.failure is None:
                 raise shutting_down() from None

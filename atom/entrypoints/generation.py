@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from atom.entrypoints.api_error import ApiError
@@ -80,7 +81,9 @@ class Generation:
     _closed: bool = False
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The answer piece by piece. Whoever reads it calls :meth:`close` in the end.
+        """The answer piece by piece.
+
+        Whoever reads it does so within :meth:`watched`, and calls :meth:`close` in the end.
 
         Raises:
             ApiError: if the request fails in the engine.
@@ -92,7 +95,6 @@ class Generation:
             output = await self.stream.next()
             last = self._observe(output, last)
             if output.finish_reason in ("error", "abort"):
-                self._end = "error"
                 raise self._failure(output)
             piece = self._piece(detokenizer, output)
             reason = piece.finish_reason
@@ -102,6 +104,15 @@ class Generation:
                 self.stream.abort()
             if piece.text or piece.tokens or reason is not None:
                 yield piece
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Whatever is raised within, other than that the client left, is how the request ended."""
+        try:
+            yield
+        except Exception:
+            self._end = "error"
+            raise
 
     def close(self) -> None:
         """Abort the request if it has not ended, and count it."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -16,6 +18,7 @@ from atom.entrypoints.api_error import ApiError
 
 _StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Field(ge=0)]
+_StopTokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 #: fields that change nothing about the tokens
 _IGNORED = frozenset(
@@ -68,8 +71,15 @@ _ADVICE = {
 #: what a field may be, where it may be several things
 _EXPECTED = {
     "prompt": "expected a text, or a list of token ids with at least one",
-    "stop": "expected a text, or a list of at most 16 texts",
+    "messages": "expected a list of messages with at least one",
+    "stop": "expected a text of 1 to 256 characters, or a list of at most 16 such",
+    "stop_token_ids": "expected a list of at most 64 token ids",
 }
+#: pydantic's words for these are about Python
+_KINDS = {"model_type": "expected an object", "dict_type": "expected an object"}
+#: only such an escape can bring a surrogate into a text
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Body(BaseModel):
@@ -92,10 +102,10 @@ class GenerationRequest(_Body):
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: _StopString | Annotated[list[_StopString], Field(max_length=16)] | None = None
-    stop_token_ids: list[_TokenId] | None = Field(None, max_length=64)
+    stop_token_ids: list[_StopTokenId] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
 
     default_max_tokens: ClassVar[int | None] = None
@@ -237,7 +247,12 @@ def parse_body(kind: type[_Request], body: bytes) -> _Request:
         ApiError: 400, naming the first field at fault, what was given and what is allowed.
     """
     try:
-        values = json.loads(body)
+        # JSON between machines is UTF-8; json would take surrogates among it
+        text = body.decode("utf-8-sig")
+        values = json.loads(text)
+    except UnicodeDecodeError as error:
+        said = f"the body is not UTF-8: {error.reason} at byte {error.start}"
+        raise ApiError(400, said, code="invalid_json") from None
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
@@ -245,6 +260,8 @@ def parse_body(kind: type[_Request], body: bytes) -> _Request:
     if not isinstance(values, dict):
         name = type(values).__name__
         raise ApiError(400, f"the body is a JSON {name}; expected an object", code="invalid_json")
+    if _SURROGATE_ESCAPE.search(text):
+        _refuse_surrogates(values)
     _take_out_unsupported(kind, values)
     try:
         return kind.model_validate(values)
@@ -252,17 +269,40 @@ def parse_body(kind: type[_Request], body: bytes) -> _Request:
         raise _explain(kind, error) from None
 
 
+def _refuse_surrogates(values: dict[str, Any]) -> None:
+    """Refuse half a surrogate pair, which is no text: no tokenizer and no answer can hold it."""
+    left: list[tuple[str, Any]] = [("", values)]
+    while left:
+        place, value = left.pop()
+        inner: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict):
+            inner = value.items()
+        elif isinstance(value, list):
+            inner = enumerate(value)
+        words = [value] if isinstance(value, str) else value if isinstance(value, dict) else ()
+        for word in words:
+            if half := _SURROGATE.search(word):
+                name = "a field's name" if isinstance(value, dict) else "the text"
+                said = f"{name} holds {ascii(half[0])[1:-1]}, half of a surrogate pair"
+                raise ApiError(400, f"{place or 'body'}: {said}", param=place or None)
+        for key, one in inner:
+            if isinstance(one, (str, dict, list)):
+                name = ascii(str(key)[:100])[1:-1]
+                left.append((f"{place[:200]}.{name}" if place else name, one))
+
+
 def _take_out_unsupported(kind: type[GenerationRequest], values: dict[str, Any]) -> None:
     ends_early = values.get("stop") or values.get("stop_token_ids") or not values.get("ignore_eos")
-    if not ends_early:
+    least = values.get("min_tokens")
+    if not ends_early and type(least) is int and least >= 0:
         # nothing could end the answer before its last token, so it has its least
-        values.pop("min_tokens", None)
+        del values["min_tokens"]
     for name in [name for name in values if name not in kind.model_fields]:
         if name in _IGNORED:
             del values[name]
         elif name in _UNSUPPORTED:
             value = values.pop(name)
-            if value is not None and value not in _UNSUPPORTED[name]:
+            if value is not None and not _is_among(value, _UNSUPPORTED[name]):
                 advice = _ADVICE.get(name, "leave it out")
                 raise ApiError(
                     400,
@@ -270,6 +310,11 @@ def _take_out_unsupported(kind: type[GenerationRequest], values: dict[str, Any])
                     param=name,
                     code="unsupported_parameter",
                 )
+
+
+def _is_among(value: Any, known: Sequence[Any]) -> bool:
+    # true is no 1 here
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in known)
 
 
 def _explain(kind: type[GenerationRequest], error: ValidationError) -> ApiError:
@@ -282,17 +327,32 @@ def _explain(kind: type[GenerationRequest], error: ValidationError) -> ApiError:
     place = [str(part) for part in above if _names_a_place(part)]
     if fault["type"] == "extra_forbidden":
         given = str(last)
-        near = difflib.get_close_matches(given[:100], kind.model_fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(kind.model_fields)}"
+        known = _fields_at(kind, place)
+        near = difflib.get_close_matches(given[:100], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         # a client's own word: it may be long, and need not be Unicode
         name = ".".join([*place, ascii(given[:100])[1:-1]])
         return ApiError(400, f"{name}: no such field; {hint}", param=name)
     if _names_a_place(last):
         place.append(str(last))
     name = ".".join(place)
-    said = _EXPECTED.get(name) or fault["msg"][:1].lower() + fault["msg"][1:]
-    given = "" if fault["type"] == "missing" else f", got {json.dumps(fault['input'])[:80]}"
+    said = _EXPECTED.get(name) or _KINDS.get(fault["type"])
+    if fault["type"] == "missing":
+        return ApiError(
+            400, f"{name}: the field is missing" + (f"; {said}" if said else ""), param=name
+        )
+    said = said or fault["msg"][:1].lower() + fault["msg"][1:]
+    given = f", got {json.dumps(fault['input'])[:80]}"
     return ApiError(400, f"{name}: {said}{given}", param=name)
+
+
+def _fields_at(kind: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """Fields of the object at a place within a body."""
+    for name in place:
+        field = kind.model_fields.get(name)
+        arms = (None,) if field is None else (field.annotation, *get_args(field.annotation))
+        kind = next((a for a in arms if isinstance(a, type) and issubclass(a, BaseModel)), kind)
+    return list(kind.model_fields)
 
 
 def _names_a_place(part: int | str) -> bool:

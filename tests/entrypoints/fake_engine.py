@@ -40,6 +40,7 @@ class FakeEngine:
     Attributes:
         say_nothing_below: nobody gets a token before that many requests run at once.
         fail_next: error that the next request in a step fails with, alone.
+        logprob: of a token.
         before_step: called at the start of each step, on the engine's thread.
     """
 
@@ -56,6 +57,7 @@ class FakeEngine:
         self.before_step: Callable[[], None] = lambda: None
         self.fail_next: str | None = None
         self.say_nothing_below = 0
+        self.logprob: Callable[[int], float] = lambda token: -token / 256
         self._running: dict[str, _Running] = {}
         self._outputs: list[RequestOutput] = []
         self._count = 0
@@ -156,7 +158,7 @@ class FakeEngine:
         return RequestOutput(
             request_id=name,
             new_token_ids=tokens,
-            logprobs=tuple(-token / 256 for token in tokens) if running.params.logprobs else None,
+            logprobs=tuple(map(self.logprob, tokens)) if running.params.logprobs else None,
             finished=reason is not None,
             finish_reason=reason,
             error=error,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 from fake_engine import MODEL, SAYS, FakeEngine, says
@@ -12,8 +14,16 @@ from openai.types.chat import ChatCompletionMessageParam
 from serving import Running, serve
 
 from atom.entrypoints.api import ServerLimits
+from atom.entrypoints.tokenizer import ByteTokenizer
 
 _HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+
+
+def post(http: httpx.Client, endpoint: str, body: dict[str, object]) -> httpx.Response:
+    """Send a body that need not be Unicode."""
+    content = json.dumps({"model": MODEL, **body}).encode()
+    headers = {"Content-Type": "application/json"}
+    return http.post(f"/v1/{endpoint}", content=content, headers=headers)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +190,18 @@ def test_models(running: Running) -> None:
     ("body", "param"),
     [
         ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"echo": 0}, "echo"),
+        ({"presence_penalty": False}, "presence_penalty"),
+        ({"min_tokens": "many", "ignore_eos": True}, "min_tokens"),
+        ({"top_k": 10**23}, "top_k"),
+        ({"stop_token_ids": [1, 2**31]}, "stop_token_ids.1"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": ["a \udfff"]}, "prompt.0"),
+        ({"stop": ["a", "b\udc00"]}, "stop.1"),
+        ({"metadata": {"a": {"\udc00": 1}}}, "metadata.a"),
+        ({"\ud800": 1}, None),
         ({"min_tokens": 5}, "min_tokens"),
         ({"min_tokens": 5, "ignore_eos": True, "stop": "x"}, "min_tokens"),
         ({"temperature": -1}, "temperature"),
@@ -205,7 +227,7 @@ def test_models(running: Running) -> None:
 )
 def test_a_bad_field_is_named(running: Running, body: dict[str, object], param: str | None) -> None:
     with running.http() as http:
-        answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "x", **body})
+        answer = post(http, "completions", {"prompt": "x", **body})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == param
@@ -222,6 +244,8 @@ def test_a_bad_field_is_named(running: Running, body: dict[str, object], param: 
         b"[]",
         b'"text"',
         b"\xff\xfe",
+        b'{"model": "fake", "prompt": "\xed\xa0\x80", "messages": []}',
+        '{"model": "fake", "prompt": "x"}'.encode("utf-16"),
         b"[" * 100_000,
         b'{"model": "fake", "prompt": "x", "seed": ' + b"1" * 5000 + b"}",
         b'{"model": "fake", "prompt": "x", "temperature": NaN}',
@@ -240,6 +264,79 @@ def test_malformed_bodies_are_answered_in_openais_form(running: Running, body: b
             assert answer.status_code == 400, answer.text
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
             assert len(answer.content) < 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"stream_options": {"usage": 1}}, "known: include_usage, include_obfuscation"),
+        ({"stream_options": {"include_usages": 1}}, "did you mean include_usage?"),
+        ({"stream_options": []}, "stream_options: expected an object, got []"),
+        ({"temperatures": 1}, "did you mean temperature?"),
+        ({"messages": []}, "messages: expected a list of messages with at least one, got []"),
+        ({"messages": [1]}, "messages.0: expected an object, got 1"),
+        ({"messages": None}, "messages: expected a list of messages with at least one, got null"),
+        ({"messages": [{}]}, "messages.0.role: the field is missing"),
+        ({"messages": [{"role": "user", "content": "\ud83d"}]}, r"content: the text holds \ud83d"),
+        ({"messages": [{"role": "user", "\ud83d": "x"}]}, r"0: a field's name holds \ud83d"),
+        ({"tools": [{"a": "\ude00\ud83d"}]}, r"tools.0.a: the text holds \ude00"),
+        ({"top_k": 10**23}, "top_k: input should be less than 2147483648"),
+        ({"stop": ""}, "stop: expected a text of 1 to 256 characters"),
+    ],
+)
+def test_what_a_message_says(running: Running, body: dict[str, object], message: str) -> None:
+    with running.http() as http:
+        answer = post(http, "chat/completions", {"messages": _HELLO, **body})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_whole_surrogate_pairs_are_text(running: Running) -> None:
+    body = rb'{"model": "fake", "prompt": "\ud83d\ude42", "max_tokens": 1}'
+    with running.http() as http:
+        headers = {"Content-Type": "application/json"}
+        answer = http.post("/v1/completions", content=body, headers=headers)
+    assert answer.json()["usage"]["prompt_tokens"] == len("🙂".encode())
+
+
+class _FailsAt(ByteTokenizer):
+    """Fails as no tokenizer should: where a prompt or the answer's last token is."""
+
+    def encode(self, text: str) -> list[int]:
+        if text == "fail":
+            raise RuntimeError("on purpose")
+        return super().encode(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": "fail"}, {"prompt": "x", "logprobs": 0}, {"prompt": "x", "stream": True}],
+    ids=["before", "whole", "streamed"],
+)
+def test_an_unexpected_failure_is_counted_once(body: dict[str, object]) -> None:
+    with serve(tokenizer=_FailsAt(256)) as running, running.http() as http:
+        answer = http.post("/v1/completions", json={"model": MODEL, **body})
+        running.wait_until_idle()
+        page = http.get("/metrics").text
+    assert answer.status_code == (200 if "stream" in body else 500)
+    assert "the server failed" in answer.text
+    ends = re.findall(r'atom_requests_total{end="(\w+)",endpoint="(\S+)"} (\S+)', page)
+    assert ends == [("error", "completions", "1.0")]
+
+
+def test_logprobs_that_are_no_numbers_are_null() -> None:
+    engine = FakeEngine()
+    engine.logprob = lambda token: float("nan") if token % 2 else float("-inf")
+    with serve(engine) as running, running.http() as http:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 3, "logprobs": 0}
+        answer = http.post("/v1/completions", json=body).json()
+        streamed = http.post("/v1/completions", json={**body, "stream": True}).text
+    assert answer["choices"][0]["logprobs"]["token_logprobs"] == [None] * 3
+    assert "NaN" not in streamed
+    assert "Infinity" not in streamed
 
 
 def test_other_wrong_requests(running: Running) -> None:
@@ -282,7 +379,7 @@ def test_api_key() -> None:
     with serve(api_key="a secret") as running:
         good = running.client(api_key="a secret")
         assert good.completions.create(model=MODEL, prompt="x").choices[0].text == says(16)
-        for key in ("a secre", "a secrets", "käse"):
+        for key in ("a secre", "a secrets", "käse", "a secret\xa0"):
             with running.http() as http:
                 answer = http.get(
                     "/v1/models", headers={b"Authorization": f"Bearer {key}".encode()}
@@ -295,6 +392,14 @@ def test_api_key() -> None:
             assert http.get("/v1/models").status_code == 401
             assert http.get("/health").status_code == 200
             assert http.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["käse", "voilà", "Å"])
+def test_a_key_of_any_letters_is_right(key: str) -> None:
+    with serve(api_key=key) as running, running.http() as http:
+        for blanks in ("", " "):
+            header = f"Bearer {blanks}{key}".encode()
+            assert http.get("/v1/models", headers={b"Authorization": header}).status_code == 200
 
 
 def test_a_body_above_the_limit_is_413() -> None:
