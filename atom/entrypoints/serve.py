@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import json
 import logging
 import os
 import socket
@@ -16,6 +17,9 @@ from atom.errors import BadInput
 # nothing heavy is imported here: a wrong option is answered at once
 
 KEY_VARIABLE = "ATOM_API_KEY"
+PRESET = "preset:"
+#: names of ``atom.models.presets``, which needs torch
+PRESETS = ("tiny", "m395")
 EPILOG = """\
 examples
   python -m atom serve --model preset:tiny --device virtual
@@ -51,7 +55,8 @@ _ENGINE_OPTIONS = (
     ("--max-num-batched-tokens", int, "N", "token budget of a prefill step"),
     ("--max-model-len", int, "N", "longest request, prompt and output together (default: the "
      "model's own, at most 32768)"),
-    ("--draft-tokens", int, "N", "draft tokens a step, 0 to 3; 0 switches speculation off"),
+    ("--draft-tokens", int, "N", "draft tokens a step, 0 to 7 (default: 3); 0 switches "
+     "speculation off"),
     ("--forced-acceptance-length", float, "MEAN", "force the mean tokens a decode step instead of "
      "verifying: outputs are wrong, times are right"),
     ("--gpu-memory-utilization", float, "SHARE", "share of the device's memory to fill"),
@@ -65,7 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     model = parser.add_argument_group("model and device")
     model.add_argument(
-        "--model", required=True, metavar="DIR", help="a checkpoint folder, or preset:NAME (tiny)"
+        "--model",
+        required=True,
+        metavar="DIR",
+        help=f"a checkpoint folder, or preset:NAME ({', '.join(PRESETS)})",
     )
     model.add_argument(
         "--device",
@@ -107,7 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "shows it",
     )
     web.add_argument(
-        "--max-body-mib", type=float, default=32, metavar="N", help="largest request body"
+        "--max-body-mib",
+        type=float,
+        default=32,
+        metavar="N",
+        help="largest request body (default: 32)",
     )
     web.add_argument(
         "--shutdown-seconds",
@@ -145,15 +157,79 @@ def run(options: argparse.Namespace) -> int:
         DeviceError: there is no such device, or it failed.
     """
     _check(options)
-    key = options.api_key if options.api_key is not None else os.environ.get(KEY_VARIABLE)
-    if key == "":
-        raise BadInput(f"the API key is empty (--api-key or {KEY_VARIABLE}): set one, or unset it")
+    key = api_key(options)
+    name = served_name(options)
     values = engine_values(options)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("atom").setLevel(logging.INFO)
     # the port first: to load a model and then find it taken would be a pity
     with bind(options.host, options.port) as listener:
-        return _serve(options, values, key, listener)
+        check_model(options.model)
+        return _serve(options, values, name, key, listener)
+
+
+def api_key(options: argparse.Namespace) -> str | None:
+    """The key that requests must bring, without blanks around it: no header keeps those.
+
+    Raises:
+        BadInput: it is empty, or no client could send it.
+    """
+    given = options.api_key if options.api_key is not None else os.environ.get(KEY_VARIABLE)
+    if given is None:
+        return None
+    key: str = given.strip(" \t\r\n")
+    where = f"(--api-key or {KEY_VARIABLE})"
+    if not key:
+        raise BadInput(f"the API key is empty {where}: set one, or unset it")
+    if not key.isprintable():
+        raise BadInput(f"the API key has a character that does not print {where}: set another one")
+    return key
+
+
+def served_name(options: argparse.Namespace) -> str:
+    """What clients call the model.
+
+    Raises:
+        BadInput: no client could.
+    """
+    name: str = options.served_model_name or Path(options.model.removeprefix(PRESET)).resolve().name
+    if not name.isprintable():
+        raise BadInput(f"--served-model-name {name!a} has a character that does not print")
+    return name
+
+
+def check_model(model: str) -> None:
+    """Find what is wrong with ``--model``, as far as that is quick to tell.
+
+    Args:
+        model: a checkpoint folder, or ``preset:NAME``.
+
+    Raises:
+        BadInput: there is no such preset, or the folder cannot be a checkpoint of this engine.
+    """
+    if model.startswith(PRESET):
+        if (name := model.removeprefix(PRESET)) not in PRESETS:
+            raise BadInput(f"--model: no preset is named {name!r}; known: {', '.join(PRESETS)}")
+        return
+    folder = Path(model)
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        why = "no such folder" if not folder.exists() else f"{path.name}: {error.strerror}"
+        raise BadInput(
+            f"--model {model}: {why}; expected a checkpoint folder, or {PRESET}NAME "
+            f"({', '.join(PRESETS)})"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{path}: expected a JSON object, found {type(values).__name__}")
+    if (kind := values.get("model_type")) != "qwen3_next":
+        raise BadInput(f"{path}: model_type is {kind!r}; this engine runs 'qwen3_next'")
+    files = ("model.safetensors", "model.safetensors.index.json")
+    if not any((folder / name).is_file() for name in files):
+        raise BadInput(f"{folder}: no weights; expected {files[0]}, or {files[1]} and its files")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -200,6 +276,7 @@ def is_loopback(host: str) -> bool:
 def _serve(
     options: argparse.Namespace,
     values: dict[str, Any],
+    name: str,
     key: str | None,
     listener: socket.socket,
 ) -> int:
@@ -212,8 +289,7 @@ def _serve(
     loaded = load(options.model, options.device, values)
     settings = loaded.settings
     model = ServedModel(
-        name=options.served_model_name
-        or Path(options.model.removeprefix("preset:")).resolve().name,
+        name=name,
         tokenizer=open_tokenizer(options.model, loaded.vocab_size),
         vocab_size=loaded.vocab_size,
         max_model_len=settings.max_model_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 from atom import __main__ as command_line
 from atom.config import CopyProtocol, GuardMode
 from atom.entrypoints import serve
+from atom.errors import BadInput
 from atom.model_engine.engine_settings import EngineSettings
+from atom.models.presets import PRESETS
 
 _TINY = ["serve", "--model", "preset:tiny", "--device", "virtual", "--port", "0"]
 
@@ -50,6 +53,10 @@ def test_what_is_not_given_keeps_its_default_but_logprobs_are_on() -> None:
     [
         (["--port", "70000"], "--port 70000"),
         (["--api-key", ""], "the API key is empty"),
+        (["--api-key", " \t\n"], "the API key is empty"),
+        (["--api-key", "one\ntwo"], "the API key has a character"),
+        (["--api-key", "\udce9"], "the API key has a character"),
+        (["--served-model-name", "\udce9"], r"--served-model-name '\udce9'"),
         (["--host", "203.0.113.7"], "cannot bind 203.0.113.7"),
         (["--host", "no such host"], "cannot bind no such host"),
         (["--shutdown-seconds", "-1"], "--shutdown-seconds -1.0"),
@@ -58,8 +65,8 @@ def test_what_is_not_given_keeps_its_default_but_logprobs_are_on() -> None:
         (["-p", "blok_size", "16"], "did you mean 'block_size'?"),
         (["--protocol", "holt"], "copy_protocol"),
         (["--draft-tokens", "-1"], "draft_tokens"),
-        (["--model", "preset:huge"], "'huge'"),
-        (["--model", "no_such_folder"], "no_such_folder"),
+        (["--model", "preset:huge"], "'huge'; known: tiny, m395"),
+        (["--model", "no_such_folder"], "no_such_folder: no such folder"),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(
@@ -69,6 +76,52 @@ def test_bad_input_ends_with_2_and_one_message(
     errors = capsys.readouterr().err
     assert errors.startswith("error: ")
     assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "config.json: No such file or directory; expected a checkpoint folder"),
+        ("{", "not JSON"),
+        ("[]", "expected a JSON object, found list"),
+        ('{"model_type": "llama"}', "model_type is 'llama'"),
+        ('{"model_type": "qwen3_next"}', "no weights; expected model.safetensors"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint(text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        serve.check_model(str(tmp_path))
+
+
+def test_every_preset_may_be_served() -> None:
+    assert tuple(PRESETS) == serve.PRESETS
+    for name in PRESETS:
+        serve.check_model(f"preset:{name}")
+
+
+@pytest.mark.parametrize("model", ["preset:huge", "no_such_folder"])
+def test_a_wrong_model_is_told_before_anything_heavy_is_imported(model: str) -> None:
+    done, modules = in_a_fresh_process([*_TINY, "--model", model])
+    assert model.removeprefix("preset:") in done.stderr
+    assert not {"torch", "fastapi", "transformers", "pydantic"} & modules
+
+
+@pytest.mark.parametrize("key", [" a secret", "a secret \t", "a secret\r\n"])
+def test_blanks_around_the_key_are_none_of_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(serve.KEY_VARIABLE, key)
+    parser = command_line.build_parser()
+    assert serve.api_key(parser.parse_args(_TINY)) == "a secret"
+    assert serve.api_key(parser.parse_args([*_TINY, "--api-key", key])) == "a secret"
+
+
+def test_help_names_the_draft_tokens_that_the_engine_takes() -> None:
+    about = next(one[3] for one in serve._ENGINE_OPTIONS if one[0] == "--draft-tokens")
+    field = EngineSettings.model_fields["draft_tokens"]
+    least = next(one.ge for one in field.metadata if hasattr(one, "ge"))
+    most = next(one.le for one in field.metadata if hasattr(one, "le"))
+    assert f"{least} to {most} (default: {field.default})" in about
 
 
 def test_a_port_in_use_is_found_before_anything_is_loaded(
@@ -92,10 +145,11 @@ def test_which_addresses_only_this_machine_reaches(hosts: tuple[str, ...], alone
         assert serve.is_loopback(host) is alone
 
 
-def test_help_loads_nothing_heavy() -> None:
+def in_a_fresh_process(words: list[str]) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """Run a command line; what it printed, and every module that it imported."""
     program = (
         "import sys, json\nfrom atom.__main__ import main\n"
-        "try:\n    main(['serve', '--help'])\nexcept SystemExit:\n    pass\n"
+        f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"
         "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -105,8 +159,13 @@ def test_help_loads_nothing_heavy() -> None:
         check=True,
         cwd=Path(__file__).parents[2],
     )
+    return done, set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    done, modules = in_a_fresh_process(["serve", "--help"])
     assert "curl http://127.0.0.1:8000" in done.stdout
-    assert not {"torch", "fastapi", "transformers", "pydantic"} & set(json.loads(done.stderr))
+    assert not {"torch", "fastapi", "transformers", "pydantic"} & modules
 
 
 def test_the_other_engines_start_command_still_names_this_one() -> None:
