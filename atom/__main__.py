@@ -27,7 +27,7 @@ examples
   python -m atom serve --model preset:tiny       a server with random weights, to try it out
   python -m atom devices                         what this machine can run on
 
-exit codes: 0 fine, 1 a claim fell, 2 bad input, 3 a notebook or a device failed
+exit codes: 0 fine, 1 a claim fell, 2 bad input, 3 a notebook or a device failed, 130 interrupted
 """
 _RUN_EPILOG = """\
 examples
