@@ -100,8 +100,8 @@ class GenerationRequest(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: _StopString | Annotated[list[_StopString], Field(max_length=16)] | None = None
@@ -258,8 +258,8 @@ def parse_body(kind: type[_Request], body: bytes) -> _Request:
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(values, dict):
-        name = type(values).__name__
-        raise ApiError(400, f"the body is a JSON {name}; expected an object", code="invalid_json")
+        shown = json.dumps(values)[:80]
+        raise ApiError(400, f"the body is {shown}; expected an object", code="invalid_json")
     if _SURROGATE_ESCAPE.search(text):
         _refuse_surrogates(values)
     _take_out_unsupported(kind, values)

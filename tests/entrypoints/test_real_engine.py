@@ -54,6 +54,18 @@ def ask(running: Running, prompt: str, tokens: int = 12) -> str:
     return answer.choices[0].text
 
 
+@pytest.mark.parametrize("temperature", [1e-46, 1e-40, 1e-6])
+def test_a_temperature_next_to_0_says_what_0_says(running: Running, temperature: float) -> None:
+    # a second request draws, so that the batch is not greedy as a whole
+    client = running.client()
+    stream = client.completions.create(model=MODEL, prompt="hello", max_tokens=60, stream=True)
+    cold = client.completions.create(
+        model=MODEL, prompt=_PROMPTS[0], max_tokens=12, temperature=temperature
+    )
+    assert list(stream)
+    assert cold.choices[0].text == ask(running, _PROMPTS[0])
+
+
 def test_streams_side_by_side_say_what_each_says_alone(running: Running) -> None:
     alone = [ask(running, prompt) for prompt in _PROMPTS]
     assert len(set(alone)) > 3
