@@ -1,17 +1,20 @@
 """``python -m atom lifetime run SCRIPT [ARGS]``: run a program under the sanitizer.
 
-Exit code 1 with findings; otherwise the program's own, or 3 if it ended with an exception.
+Exit code 1 with findings, whatever the program's own; else the program's own, or 3 if it ended with
+an exception.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
 from atom.errors import AtomError, BadInput
 from atom.lifetime.findings import Report, Suppression, read_suppressions
@@ -24,9 +27,13 @@ examples
   python -m atom lifetime run --suppress 'loader.py:120=the ring is deeper than the pipeline' app.py
 
 Worker processes (spawn, fork, subprocesses that run Python) are followed, and their findings are in
-the same report. A file of suppressions has one 'FILE[:LINE]  REASON' a line.
+the same report. A file of suppressions has one 'FILE[:LINE]  REASON' a line. With --json and no
+--output, stdout holds the report alone: what the program prints there goes to stderr.
 
-exit codes: 0 nothing found, 1 findings, 2 bad input, 3 the program or the device failed
+exit codes: 1 with findings (or --findings-exit-code), whatever the program's own. Without findings
+the program's own: 0 if it ended well, 3 if an exception ended it, 130 if it was interrupted. 2 for
+bad input, 3 where the device cannot be watched. A program may use 1, 2 and 3 itself: "findings" and
+"program_exit_code" of the report tell which it was, and so does another --findings-exit-code.
 """
 
 
@@ -44,6 +51,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not count findings that name this line; may be repeated",
     )
     parser.add_argument("--suppressions", metavar="FILE", help="a file of suppressions")
+    parser.add_argument(
+        "--findings-exit-code",
+        type=int,
+        default=1,
+        metavar="N",
+        help="exit code with findings, 1 to 255 (default 1)",
+    )
     parser.add_argument("--no-children", action="store_true", help="do not follow child processes")
     parser.add_argument(
         "-m", dest="module", action="store_true", help="PROGRAM is the name of a module"
@@ -82,7 +96,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the program that the options name, and print what was found.
 
     Raises:
-        BadInput: no such script, or a suppression without a reason.
+        BadInput: no such script or module, a suppression without a reason, or an exit code that
+            is none.
         DeviceError: torch or its allocator cannot be watched.
     """
     suppressions = [parse_suppression(text) for text in options.suppress]
@@ -90,10 +105,13 @@ def run(options: argparse.Namespace) -> int:
         suppressions += read_suppressions(options.suppressions)
     if not options.module and not Path(options.program).is_file():
         raise BadInput(f"no script {options.program!r}; a module is run with -m")
+    if not 1 <= options.findings_exit_code <= 255:
+        raise BadInput(f"--findings-exit-code {options.findings_exit_code}; allowed: 1 to 255")
 
     from atom.lifetime import children
     from atom.lifetime.sanitizer import Sanitizer
 
+    alone = _keep_stdout() if options.json and not options.output else None
     watch = Sanitizer(suppressions)
     owner = os.getpid()
     folder = None
@@ -118,18 +136,69 @@ def run(options: argparse.Namespace) -> int:
     finally:
         if folder is not None and os.getpid() == owner:
             children.remove_folder(folder)
-    _show(watch.report, options)
-    return watch.report.exit_code or code
+    warnings = _blindness(watch.report.operations)
+    for warning in warnings:
+        watch.report.note(warning)
+    _show(watch.report, code, options, warnings, alone)
+    return options.findings_exit_code if watch.report.exit_code else code
 
 
-def _show(report: Report, options: argparse.Namespace) -> None:
-    text = report.as_json() if options.json else report.text()
+def _blindness(operations: int) -> list[str]:
+    """Why no finding may mean that nothing was looked at."""
+    import torch
+
+    said = []
+    if torch.version.cuda is None and torch.version.hip is None:
+        said.append(
+            f"work of an accelerator: torch {torch.__version__} is a CPU build, and only the "
+            "virtual device was watched"
+        )
+    elif not torch.cuda.is_available():
+        said.append(
+            "work of an accelerator: torch finds none here, and only the virtual device was watched"
+        )
+    if not operations:
+        said.append("anything at all: the program made no device operation that could be checked")
+    return said
+
+
+def _keep_stdout() -> int:
+    """Turn stdout into stderr to the end of this process; returns where stdout went before.
+
+    By descriptor, for children and C code too; and to the end, for what the program prints at exit.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return kept
+
+
+def _show(
+    report: Report,
+    code: int,
+    options: argparse.Namespace,
+    warnings: Sequence[str],
+    alone: int | None,
+) -> None:
+    text = report.text()
+    if code:
+        text += f"\n\nthe program itself ended with exit code {code}"
+    head = text.splitlines()[0]
+    if options.json:
+        text = json.dumps({**json.loads(report.as_json()), "program_exit_code": code}, indent=1)
+    if not options.output and not options.json:
+        print(text, file=sys.stderr)
+        return
     if options.output:
         Path(options.output).write_text(text + "\n", encoding="utf-8")
-        print(report.text().splitlines()[0], file=sys.stderr)
+        print(head, file=sys.stderr)
     else:
-        sys.stdout.flush()
-        print(text, file=sys.stdout if options.json else sys.stderr)
+        assert alone is not None
+        with open(alone, "w", encoding="utf-8") as stdout:
+            stdout.write(text + "\n")
+    for warning in warnings:
+        print(f"not seen in this run: {warning}", file=sys.stderr)
 
 
 def _execute(program: str, module: bool, arguments: list[str]) -> int:
@@ -149,6 +218,11 @@ def _execute(program: str, module: bool, arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except ImportError as error:
+        if module and _raised_by_runpy(error.__traceback__):
+            raise BadInput(f"-m {program}: {error}") from None
+        traceback.print_exc()
+        return 3
     except BaseException:
         traceback.print_exc()
         return 3
@@ -156,6 +230,13 @@ def _execute(program: str, module: bool, arguments: list[str]) -> int:
         sys.argv = before
         sys.path[:] = path
     return 0
+
+
+def _raised_by_runpy(trace: TracebackType | None) -> bool:
+    """Whether no line of the program was reached: the module was not found."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atom.errors import BadInput
 from atom.lifetime.findings import Finding, Report, Suppression, Use, read_suppressions
@@ -41,6 +42,15 @@ if __name__ == "__main__":
         sys.exit(int(name))
     elif how == "raise":
         raise ValueError(name)
+    elif how == "import":
+        import no_such_package
+    elif how == "print":
+        import atexit
+        atexit.register(print, "at exit")
+        print("by python", flush=True)
+        os.write(1, b"by descriptor\\n")
+        subprocess.run([sys.executable, "-c", "print('by a child')"], check=True)
+        work(name)
     else:
         process = multiprocessing.get_context(how).Process(target=work, args=(name,))
         process.start()
@@ -103,6 +113,61 @@ def test_the_programs_own_end_is_passed_on(program: Path, how: str, what: str, c
     assert ("ValueError: why" in done.stderr) is (how == "raise")
 
 
+@pytest.mark.parametrize(("name", "code"), [("status_held", 0), ("status_dropped", 1)])
+def test_json_on_stdout_stands_alone(program: Path, name: str, code: int) -> None:
+    done = launch("--json", str(program), "print", name)
+    assert done.returncode == code, done.stderr
+    report = found(done)
+    assert (bool(report["findings"]), report["program_exit_code"]) == (bool(code), 0)
+    for words in ("by python", "by descriptor", "by a child", "at exit"):
+        assert words in done.stderr
+    plain = launch(str(program), "print", name)
+    assert plain.stdout.split("\n")[-2:] == ["at exit", ""]
+
+
+def test_a_run_that_saw_nothing_says_so(program: Path, tmp_path: Path) -> None:
+    nothing = "anything at all: the program made no device operation"
+    done = launch("--json", str(program), "exit", "0")
+    assert done.returncode == 0
+    assert any(nothing in text for text in found(done)["cannot_see"])
+    assert f"not seen in this run: {nothing}" in done.stderr
+    output = tmp_path / "found.txt"
+    for words in ([], ["--output", str(output)]):
+        assert nothing in launch(*words, str(program), "exit", "0").stderr
+    assert nothing in output.read_text()
+    watched = launch("--json", str(program), "here", "status_held")
+    blind = found(watched)["cannot_see"]
+    assert not any(nothing in text for text in blind)
+    if not torch.cuda.is_available():
+        assert any("only the virtual device was watched" in text for text in blind)
+        assert "only the virtual device was watched" in watched.stderr
+
+
+def test_findings_and_the_programs_own_end_are_told_apart(program: Path) -> None:
+    both = program.with_name("both.py")
+    both.write_text(PROGRAM + "    sys.exit(5)\n")
+    done = launch("--json", str(both), "here", "status_dropped")
+    assert (done.returncode, found(done)["program_exit_code"]) == (1, 5)
+    assert len(found(done)["findings"]) == 1
+    done = launch("--findings-exit-code", "86", str(both), "here", "status_dropped")
+    assert done.returncode == 86
+    assert "the program itself ended with exit code 5" in done.stderr
+    done = launch("--findings-exit-code", "86", str(both), "here", "status_held")
+    assert done.returncode == 5
+
+
+def test_a_module_that_is_not_there_is_bad_input(program: Path) -> None:
+    for name in ("no_such_module", "no_such.module", "json.no_such", "multiprocessing"):
+        done = launch("-m", name, folder=program.parent)
+        assert done.returncode == 2, name
+        assert f"error: -m {name}: " in done.stderr
+        assert "Traceback" not in done.stderr
+    # an import that fails inside the program is the program's own failure
+    done = launch("-m", "program", "import", "x", folder=program.parent)
+    assert done.returncode == 3
+    assert "No module named 'no_such_package'" in done.stderr
+
+
 def test_a_suppression_needs_a_reason_and_counts_with_it(program: Path, tmp_path: Path) -> None:
     file = tmp_path / "known.txt"
     file.write_text("# known\nscenarios.py  shows the fault on purpose\n")
@@ -119,8 +184,11 @@ def test_a_suppression_needs_a_reason_and_counts_with_it(program: Path, tmp_path
 def test_bad_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "no_such_script.py"]) == 2
     assert "no_such_script.py" in capsys.readouterr().err
-    assert main(["run", "--suppress", "file.py:3=", __file__]) == 2
-    assert "reason" in capsys.readouterr().err
+    for place in ("file.py:3", "file.py", "x"):
+        assert main(["run", "--suppress", f"{place}=", __file__]) == 2
+        assert f"suppression '{place}': a file and a reason" in capsys.readouterr().err
+    assert main(["run", "--findings-exit-code", "256", __file__]) == 2
+    assert "1 to 255" in capsys.readouterr().err
 
 
 def test_suppressions_are_read() -> None:
