@@ -144,3 +144,17 @@ def test_the_gpu_runs_one_reviewed_commit_at_a_time(gpu: dict[str, Any]) -> None
     assert checkout["with"]["ref"].startswith("${{ github.event.review.commit_id || github.event.")
     assert checkout["with"]["persist-credentials"] is False
     assert "self-hosted" in gpu["jobs"]["gpu"]["runs-on"]
+
+
+def test_the_gpu_job_runs_every_sweep_and_the_tests(gpu: dict[str, Any]) -> None:
+    runs = [step["run"] for step in gpu["jobs"]["gpu"]["steps"] if "run" in step]
+    assert any(line.endswith("-m pytest -m gpu") for line in runs)
+    sweeps = [line.split(" sweep ")[1] for line in runs if " sweep " in line]
+    names = ("race", "lifetime", "kernels", "engine-fault", "engine-speed", "greedy-equality")
+    assert sweeps == [f"{name} --device accelerator --quick" for name in names]
+    # what is recorded is checked behind the last of them, and one that failed stops no other
+    checked = next(number for number, line in enumerate(runs) if "records check" in line)
+    assert checked > max(number for number, line in enumerate(runs) if " sweep " in line)
+    for step in gpu["jobs"]["gpu"]["steps"]:
+        if " sweep " in step.get("run", ""):
+            assert step["if"] == "${{ !cancelled() }}"

@@ -15,7 +15,7 @@ import logging
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -351,6 +351,7 @@ def measure_engine_fault(
     loaded: LoadedModel,
     settings: EngineFaultSettings,
     in_child: ChildRun | None = None,
+    done: Collection[str] = (),
 ) -> Iterator[EngineFaultRow]:
     """Run every arm at every token budget and yield its row.
 
@@ -360,12 +361,15 @@ def measure_engine_fault(
         settings: of the experiment.
         in_child: runs the arms that may end their process, so that no other row is lost with it.
             After an arm that killed this process's device, it runs all others too.
+        done: identities of points to leave out; a reference runs all the same where an arm of its
+            budget is left.
 
     Raises:
         BadInput: an unknown arm.
         DeviceError: the reference itself failed; nothing can be compared.
     """
     points = build_points(settings)
+    open_budgets = {budget for budget, arm in points if point_id(arm, budget) not in done}
     # a stream that shares the default stream's hardware queue would hide the fault
     stream = own_queue_stream(device, PARK_SECONDS)
     broken = False
@@ -375,6 +379,9 @@ def measure_engine_fault(
     gc.freeze()
     try:
         for budget, arm in points:
+            known = point_id(arm, budget) in done
+            if known and (budget in references or budget not in open_budgets):
+                continue
             if in_child is not None and (broken or arm.may_end_process):
                 seen = in_child(settings, arm, budget)
             else:
@@ -383,7 +390,8 @@ def measure_engine_fault(
             reference = references.setdefault(budget, seen)
             if reference.crash is not None:
                 raise DeviceError(f"the reference arm failed: {reference.crash}")
-            yield row_of(settings, arm, budget, seen, reference)
+            if not known:
+                yield row_of(settings, arm, budget, seen, reference)
     finally:
         gc.unfreeze()
 

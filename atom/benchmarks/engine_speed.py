@@ -159,17 +159,19 @@ def run_point(point: SpeedPoint, bench: SpeedBench, number: int = 0) -> Tables:
     """
     if point.kind is PointKind.MEMORY:
         return {"memory": list(_memory(point, bench))}
-    names = OUR_DECODE if point.kind is PointKind.DECODE else (SpeedArm.OURS, SpeedArm.NULL)
+    ours = OUR_DECODE if point.kind is PointKind.DECODE else (SpeedArm.OURS, SpeedArm.NULL)
+    names = [name for name in ours if bench.settings.wants(name)]
     engines = {name: bench.engine_arm(point, name) for name in names if name is not SpeedArm.NULL}
     arms: dict[SpeedArm, DecodeArm] = {
         name: engines[SpeedArm.OURS if name is SpeedArm.NULL else name] for name in names
     }
     missing: Tables = {"samples": []}
-    peer = bench.peer()
+    wanted = bench.settings.wants(SpeedArm.TRANSFORMERS)
+    peer = bench.peer() if wanted else None
     if isinstance(peer, str):
         same = _same(point, bench)
         missing["samples"] = [SpeedRow(**same, arm=SpeedArm.TRANSFORMERS, left_out=peer)]
-    else:
+    elif wanted:
         arms[SpeedArm.TRANSFORMERS] = TransformersArm(peer)
     run = _decode if point.kind is PointKind.DECODE else _prefill
     # two libraries and their models are no garbage: a collection must not look through them all
@@ -372,6 +374,8 @@ def _floors(point: SpeedPoint, bench: SpeedBench, rows: Sequence[SpeedRow]) -> I
     settings = bench.settings
     rate = copy_rate(bench.device, settings.copy_bytes)
     for name in (SpeedArm.OURS, SpeedArm.MTP, SpeedArm.FORCED):
+        if not settings.wants(name):
+            continue
         mine = [row for row in rows if row.arm is name]
         pace = float(
             np.mean(

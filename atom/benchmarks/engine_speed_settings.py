@@ -18,6 +18,7 @@ _BLOCK = 16
 _QUICK: dict[str, Any] = {
     "batch_sizes": (32,),
     "repeats": 3,
+    "memory": False,
     "steps": 100,
     "profile_steps": 10,
 }
@@ -104,6 +105,13 @@ class EngineSpeedSettings(Settings):
     copy_bytes: int = Field(2**30, ge=2**16, le=2**34)
     """Size of the copy that the floor takes its rate from."""
 
+    memory: bool = True
+    """Whether planned memory is compared with what is used, before anything is timed."""
+
+    only: tuple[SpeedArm, ...] = ()
+    """Arms to time, by name; empty times all. ``ours`` is timed in any case.
+    With any, the memory is left out."""
+
     seed: int = Field(42, ge=0, le=2**31 - 1)
     """Seed of weights, prompts and the order of arms."""
 
@@ -121,6 +129,10 @@ class EngineSpeedSettings(Settings):
                 f"{self.max_model_len}: raise it, or lower steps or marked_steps"
             )
         return self
+
+    def wants(self, arm: SpeedArm) -> bool:
+        """Whether an arm is timed."""
+        return not self.only or arm in self.only or arm is SpeedArm.OURS
 
     @property
     def most_new_tokens(self) -> int:
@@ -173,8 +185,9 @@ def build_points(settings: EngineSpeedSettings) -> list[SpeedPoint]:
         SpeedPoint(PointKind.DECODE, batch, settings.prompt_tokens)
         for batch in settings.batch_sizes
     ]
+    memory = SpeedPoint(PointKind.MEMORY, max(settings.batch_sizes), settings.prefill_tokens)
     return [
-        SpeedPoint(PointKind.MEMORY, max(settings.batch_sizes), settings.prefill_tokens),
+        *([memory] if settings.memory and not settings.only else []),
         *decode,
         SpeedPoint(PointKind.PREFILL, 1, settings.prefill_tokens),
     ]

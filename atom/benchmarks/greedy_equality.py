@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -304,9 +304,14 @@ def compare(
 
 
 def measure_greedy_equality(
-    device: Device, models: Models, settings: GreedyEqualitySettings
+    device: Device,
+    models: Models,
+    settings: GreedyEqualitySettings,
+    done: Collection[str] = (),
 ) -> Iterator[GreedyEqualityRow]:
     """Run every arm and yield its row, the reference first.
+
+    Arms in ``done`` yield nothing; the reference runs all the same, to compare with.
 
     Raises:
         BadInput: an unknown arm, or an engine that does not fit.
@@ -314,9 +319,12 @@ def measure_greedy_equality(
     """
     truth = None
     for arm in build_arms(settings):
+        if arm.name in done and truth is not None:
+            continue
         made = run_arm(device, models, settings, arm)
         truth = truth or make_truth(models, settings, made.tokens)
-        yield compare(settings, arm, made, truth)
+        if arm.name not in done:
+            yield compare(settings, arm, made, truth)
 
 
 def run_greedy_equality(settings: GreedyEqualitySettings) -> list[GreedyEqualityRow]:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import gc
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -106,6 +106,9 @@ class KernelSpeedSettings(Settings):
     replay_ms: float = Field(3.0, gt=0, le=1000)
     """Length that a replay of the speed question is to have at least, in milliseconds."""
 
+    only: tuple[KernelArm, ...] = ()
+    """Arms to time, by name; empty times all. What an arm is compared with is timed in any case."""
+
     seed: int = Field(42, ge=0, le=2**32 - 1)
     """Seed of the order of arms."""
 
@@ -172,7 +175,17 @@ def build_points(settings: KernelSpeedSettings) -> list[KernelPoint]:
             )
         points.append(KernelPoint(conv, guard, batch, main, first, cold, GUARD_ARMS))
         points.append(KernelPoint(recurrent, guard, batch, heads, first, cold, GUARD_ARMS))
-    return points
+    return [point for point in (_narrowed(point, settings.only) for point in points) if point.arms]
+
+
+def _narrowed(point: KernelPoint, only: Collection[KernelArm]) -> KernelPoint:
+    """The point with the arms of ``only`` and its base; with no arms if it has none of them."""
+    wanted = {arm for arm in point.arms if arm in only}
+    if not only:
+        return point
+    base = KernelArm.COPY if point.question is Question.SPEED else KernelArm.NONE
+    arms = tuple(arm for arm in point.arms if arm in wanted or (wanted and arm is base))
+    return replace(point, arms=arms)
 
 
 class Bench(Protocol):
@@ -344,9 +357,14 @@ def order(
 
 
 def run_points(
-    settings: KernelSpeedSettings, bench: Bench
+    settings: KernelSpeedSettings, bench: Bench, done: Collection[str] = ()
 ) -> Iterator[tuple[KernelPoint, list[KernelRow]]]:
-    """Run all points, one after the other; the memory of each is given back before the next.
+    """Run the points, one after the other; the memory of each is given back before the next.
+
+    Args:
+        settings: of the experiment.
+        bench: where.
+        done: identities of points to leave out.
 
     Raises:
         BadInput: no points.
@@ -356,6 +374,8 @@ def run_points(
     if not points:
         raise BadInput("kernels: no points")
     for number, point in enumerate(points):
+        if point.point_id in done:
+            continue
         yield point, run_point(point, settings, bench, number)
         # graphs and their pools are freed before the next point's tensors are made
         gc.collect()

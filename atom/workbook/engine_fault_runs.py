@@ -2,153 +2,121 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from atom.benchmarks.engine_fault import (
     EXPERIMENT,
     load_fault_model,
     measure_engine_fault,
 )
-from atom.benchmarks.engine_fault_arms import EngineFaultSettings, build_points, point_id, quick
+from atom.benchmarks.engine_fault_arms import EngineFaultSettings, build_points, point_id
+from atom.benchmarks.engine_fault_arms import quick as make_quick
 from atom.benchmarks.engine_fault_child import run_in_child
-from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
 from atom.config import DeviceChoice
-from atom.device import DeviceKind, open_device
-from atom.errors import BadInput
+from atom.device import Device
+from atom.models.weights import LoadedModel
 from atom.transfer.copy_protocol import UnpatchedWarning
-from atom.workbook.kernels import refuse_unwritable
-from atom.workbook.parameters import read_given
-from atom.workbook.provenance import collect_provenance, redact
-from atom.workbook.records import Run, load_run
-from atom.workbook.run_writer import RunWriter
-from atom.workbook.sweep_progress import NoProgress, SweepProgress, TerminalProgress
-from atom.workbook.tables import shown_path
+from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
+from atom.workbook.provenance import redact
+from atom.workbook.records import Run
+from atom.workbook.sweep_progress import SweepProgress
 
 #: budgets and model on an accelerator, where the defaults would be over before the store is
 ACCELERATOR: dict[str, Any] = {"token_budgets": (8192, 16384), "model": "preset:m395"}
+#: what ``--quick`` takes there
+QUICK_ACCELERATOR: dict[str, Any] = {"token_budgets": (8192,)}
 #: seconds of an arm, for the estimate
 _ARM_SECONDS = 4.0
 
 
-def record_engine_fault(
-    settings: EngineFaultSettings, root: str | Path, progress: SweepProgress | None = None
-) -> Run:
-    """Run the experiment in this process and record it below ``root``.
+class EngineFaultSweep(PointSweep[EngineFaultSettings]):
+    """An engine an arm and token budget."""
 
-    On an accelerator the arms that may end their process run in one of their own.
+    command = "engine-fault"
+    experiment = EXPERIMENT
+    why_not = "an arm is one engine, run once"
 
-    Args:
-        settings: what to run.
-        root: folder of runs, e.g. ``data/runs``.
-        progress: told what happens; ``None`` is silent.
+    def parse(self, given: dict[str, Any], quick: bool) -> EngineFaultSettings:
+        """See :class:`PointSweep`."""
+        settings = EngineFaultSettings.parse(given, where="sweep engine-fault")
+        if settings.device is DeviceChoice.ACCELERATOR:
+            wanted = ACCELERATOR | (QUICK_ACCELERATOR if quick else {})
+            more = {k: v for k, v in wanted.items() if k not in settings.model_fields_set}
+            return settings.model_copy(update=more)
+        return make_quick(settings) if quick else settings
 
-    Raises:
-        BadInput: an unknown arm, or an environment that hides the race.
-        DeviceError: no accelerator, or the reference arm failed.
-    """
-    progress = progress or NoProgress()
-    points = len(build_points(settings))
-    hardware = settings.device is DeviceChoice.ACCELERATOR
-    if hardware:
-        refuse_hiding_settings(os.environ)
-    kind = DeviceKind.HIP if torch.version.hip else DeviceKind.CUDA
-    # the facts are read before this process is one of those that use the GPU
-    around = look_around(kind if hardware else DeviceKind.VIRTUAL)
-    device = open_device(settings.device, profile=settings.device_profile, seed=settings.seed)
-    for warning in around.warnings:
-        progress.note(f"warning: {warning}")
-    loaded = load_fault_model(settings, device)
-    plain = settings.model_dump(mode="json")
-    provenance = collect_provenance(
-        device.properties, EXPERIMENT, plain, around.facts, {"arms": points}
-    )
-    writer = RunWriter(root, device.properties.machine, EXPERIMENT, provenance)
-    progress.start(points, points * _ARM_SECONDS)
-    child = run_in_child if hardware else None
-    try:
+    def recorded(self, settings: dict[str, Any], where: str) -> EngineFaultSettings:
+        """See :class:`PointSweep`."""
+        return EngineFaultSettings.parse(settings, where=where)
+
+    def plan(self, settings: EngineFaultSettings) -> list[PlannedPoint]:
+        """See :class:`PointSweep`."""
+        names = [point_id(arm, budget) for budget, arm in build_points(settings)]
+        return [PlannedPoint(_record_id(name), name, _ARM_SECONDS) for name in names]
+
+    def prepare(self, settings: EngineFaultSettings, device: Device) -> LoadedModel:
+        """See :class:`PointSweep`."""
+        return load_fault_model(settings, device)
+
+    def planned_rows(self, points: int) -> dict[str, int]:
+        """See :class:`PointSweep`."""
+        return {"arms": points}
+
+    def measure(
+        self,
+        settings: EngineFaultSettings,
+        device: Device,
+        ready: LoadedModel,
+        done: Collection[str],
+    ) -> Measured:
+        """See :class:`PointSweep`. Arms that may end an accelerator's process have their own."""
+        child = run_in_child if settings.device is DeviceChoice.ACCELERATOR else None
+        recorded = frozenset(
+            name
+            for name in (point_id(arm, budget) for budget, arm in build_points(settings))
+            if _record_id(name) in done
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnpatchedWarning)
-            for row in measure_engine_fault(device, loaded, settings, child):
+            for row in measure_engine_fault(device, ready, settings, child, recorded):
                 # an error of a foreign library may name a file or a host
                 clean = row.model_copy(update={"error": redact(row.error)})
-                writer.write_point(row.point_id.replace("/", "-"), {"arms": [clean]})
-                progress.advance(1)
-    except KeyboardInterrupt:
-        writer.finish("interrupted", "interrupted by the user")
-        raise
-    except BaseException as error:
-        writer.finish("failed", f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        progress.stop()
-    writer.finish("finished")
-    return load_run(writer.path)
+                yield _record_id(row.point_id), {"arms": [clean]}
+
+    def results(self, run: Run) -> dict[str, Any]:
+        """See :class:`PointSweep`."""
+        return {"rows": json.loads(run.tables["arms"].to_json(orient="records"))}
+
+    def text(self, run: Run) -> str:
+        """See :class:`PointSweep`."""
+        return result_text(run.tables["arms"])
+
+    def unexpected(self, run: Run) -> list[str]:
+        """See :class:`PointSweep`."""
+        return unexpected(run.tables["arms"])
 
 
-def settings_from(
-    arguments: argparse.Namespace, present: DeviceChoice | None
-) -> EngineFaultSettings:
-    """Settings of a command line of ``sweep engine-fault``.
-
-    Args:
-        arguments: parsed options of ``sweep``.
-        present: device of this machine, used where none is named.
-
-    Raises:
-        BadInput: unknown names, wrong values, or options that only other sweeps have.
-    """
-    for name in ("processes", "resume", "trials"):
-        if getattr(arguments, name) is not None:
-            raise BadInput(f"sweep engine-fault has no --{name}: an arm is one engine, run once")
-    given: dict[str, Any] = read_given(arguments.parameters, None)
-    if arguments.device is not None or present is not None:
-        given.setdefault("device", arguments.device or str(present))
-    if arguments.seed is not None:
-        given["seed"] = arguments.seed
-    if arguments.only:
-        given["only"] = list(arguments.only)
-    settings = EngineFaultSettings.parse(given, where="sweep engine-fault")
-    if settings.device is DeviceChoice.ACCELERATOR:
-        more = {k: v for k, v in ACCELERATOR.items() if k not in settings.model_fields_set}
-        return settings.model_copy(update=more)
-    return quick(settings) if arguments.quick else settings
+def _record_id(name: str) -> str:
+    return name.replace("/", "-")
 
 
-def sweep(arguments: argparse.Namespace, present: DeviceChoice | None) -> int:
-    """Run the command. Returns its exit code: 1 if a protected arm was stale or changed.
+SWEEP = EngineFaultSweep()
 
-    Raises:
-        BadInput, DeviceError: see :func:`record_engine_fault`.
-    """
-    settings = settings_from(arguments, present)
-    points = build_points(settings)
-    if arguments.dry_run:
-        print("\n".join(point_id(arm, budget) for budget, arm in points))
-        seconds = len(points) * _ARM_SECONDS
-        print(f"{len(points)} engines on {settings.device.value}: about {seconds:.0f} s")
-        return 0
-    refuse_unwritable(Path(arguments.out), "folder of runs")
-    run = record_engine_fault(settings, arguments.out, TerminalProgress())
-    table = run.tables["arms"]
-    shown = shown_path(run.path)
-    if arguments.json:
-        rows = json.loads(table.to_json(orient="records"))
-        print(json.dumps({"format": 1, "run": str(shown), "rows": rows}, indent=1))
-    else:
-        print(result_text(table))
-        print(f"\n{run.provenance.evidence} on {run.provenance.device}: {shown}")
-    surprises = unexpected(table)
-    for surprise in surprises:
-        print(f"unexpected: {surprise}")
-    return 1 if surprises else 0
+
+def record_engine_fault(
+    settings: EngineFaultSettings,
+    root: str | Path,
+    progress: SweepProgress | None = None,
+    resume: str | Path | None = None,
+) -> Run:
+    """Run the experiment and record it; see :func:`record_points`."""
+    return record_points(SWEEP, settings, root, progress, resume)
 
 
 def unexpected(table: pd.DataFrame) -> list[str]:

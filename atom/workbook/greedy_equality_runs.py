@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
-from atom.benchmarks.greedy_equality import load_models, measure_greedy_equality
+from atom.benchmarks.greedy_equality import Models, load_models, measure_greedy_equality
 from atom.benchmarks.greedy_equality_rows import (
     EXPERIMENT,
     GreedyEqualitySettings,
     Precision,
     build_arms,
-    quick,
 )
-from atom.benchmarks.race_environment import look_around
+from atom.benchmarks.greedy_equality_rows import quick as make_quick
 from atom.config import DeviceChoice
-from atom.device import DeviceKind, open_device
-from atom.errors import BadInput
-from atom.workbook.kernels import refuse_unwritable
-from atom.workbook.parameters import read_given
-from atom.workbook.provenance import collect_provenance
-from atom.workbook.records import Run, load_run
-from atom.workbook.run_writer import RunWriter
-from atom.workbook.sweep_progress import NoProgress, SweepProgress, TerminalProgress
-from atom.workbook.tables import shown_path
+from atom.device import Device
+from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
+from atom.workbook.records import Run
+from atom.workbook.sweep_progress import SweepProgress
 
 #: model and precision on an accelerator
 ACCELERATOR: dict[str, Any] = {"model": "preset:m395", "precision": Precision.BFLOAT16}
@@ -36,108 +29,71 @@ ACCELERATOR: dict[str, Any] = {"model": "preset:m395", "precision": Precision.BF
 _ARM_SECONDS = 4.0
 
 
+class GreedyEqualitySweep(PointSweep[GreedyEqualitySettings]):
+    """An engine an arm, its greedy tokens beside the reference's."""
+
+    command = "greedy-equality"
+    experiment = EXPERIMENT
+    why_not = "an arm is one engine, run once"
+
+    def parse(self, given: dict[str, Any], quick: bool) -> GreedyEqualitySettings:
+        """See :class:`PointSweep`."""
+        settings = GreedyEqualitySettings.parse(given, where="sweep greedy-equality")
+        if settings.device is DeviceChoice.ACCELERATOR:
+            more = {k: v for k, v in ACCELERATOR.items() if k not in settings.model_fields_set}
+            settings = settings.model_copy(update=more)
+        return make_quick(settings) if quick else settings
+
+    def recorded(self, settings: dict[str, Any], where: str) -> GreedyEqualitySettings:
+        """See :class:`PointSweep`."""
+        return GreedyEqualitySettings.parse(settings, where=where)
+
+    def plan(self, settings: GreedyEqualitySettings) -> list[PlannedPoint]:
+        """See :class:`PointSweep`."""
+        return [
+            PlannedPoint(arm.name, f"{arm.name}: {settings.requests} requests", _ARM_SECONDS)
+            for arm in build_arms(settings)
+        ]
+
+    def prepare(self, settings: GreedyEqualitySettings, device: Device) -> Models:
+        """See :class:`PointSweep`."""
+        return load_models(settings, device)
+
+    def planned_rows(self, points: int) -> dict[str, int]:
+        """See :class:`PointSweep`."""
+        return {"arms": points}
+
+    def measure(
+        self, settings: GreedyEqualitySettings, device: Device, ready: Models, done: Collection[str]
+    ) -> Measured:
+        """See :class:`PointSweep`."""
+        for row in measure_greedy_equality(device, ready, settings, done):
+            yield row.point_id, {"arms": [row]}
+
+    def results(self, run: Run) -> dict[str, Any]:
+        """See :class:`PointSweep`."""
+        return {"rows": json.loads(run.tables["arms"].to_json(orient="records"))}
+
+    def text(self, run: Run) -> str:
+        """See :class:`PointSweep`."""
+        return result_text(run.tables["arms"])
+
+    def unexpected(self, run: Run) -> list[str]:
+        """See :class:`PointSweep`."""
+        return unexpected(run.tables["arms"])
+
+
+SWEEP = GreedyEqualitySweep()
+
+
 def record_greedy_equality(
-    settings: GreedyEqualitySettings, root: str | Path, progress: SweepProgress | None = None
+    settings: GreedyEqualitySettings,
+    root: str | Path,
+    progress: SweepProgress | None = None,
+    resume: str | Path | None = None,
 ) -> Run:
-    """Run the experiment in this process and record it below ``root``.
-
-    Args:
-        settings: what to run.
-        root: folder of runs, e.g. ``data/runs``.
-        progress: told what happens; ``None`` is silent.
-
-    Raises:
-        BadInput: an unknown arm or model, or an engine that does not fit.
-        DeviceError: no accelerator.
-    """
-    progress = progress or NoProgress()
-    points = len(build_arms(settings))
-    kind = DeviceKind.HIP if torch.version.hip else DeviceKind.CUDA
-    hardware = settings.device is DeviceChoice.ACCELERATOR
-    # the facts are read before this process is one of those that use the GPU
-    around = look_around(kind if hardware else DeviceKind.VIRTUAL)
-    device = open_device(settings.device, profile=settings.device_profile, seed=settings.seed)
-    for warning in around.warnings:
-        progress.note(f"warning: {warning}")
-    models = load_models(settings, device)
-    plain = settings.model_dump(mode="json")
-    provenance = collect_provenance(
-        device.properties, EXPERIMENT, plain, around.facts, {"arms": points}
-    )
-    writer = RunWriter(root, device.properties.machine, EXPERIMENT, provenance)
-    progress.start(points, points * _ARM_SECONDS)
-    try:
-        for row in measure_greedy_equality(device, models, settings):
-            writer.write_point(row.point_id, {"arms": [row]})
-            progress.advance(1)
-    except KeyboardInterrupt:
-        writer.finish("interrupted", "interrupted by the user")
-        raise
-    except BaseException as error:
-        writer.finish("failed", f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        progress.stop()
-    writer.finish("finished")
-    return load_run(writer.path)
-
-
-def settings_from(
-    arguments: argparse.Namespace, present: DeviceChoice | None
-) -> GreedyEqualitySettings:
-    """Settings of a command line of ``sweep greedy-equality``.
-
-    Args:
-        arguments: parsed options of ``sweep``.
-        present: device of this machine, used where none is named.
-
-    Raises:
-        BadInput: unknown names, wrong values, or options that only other sweeps have.
-    """
-    for name in ("processes", "resume", "trials"):
-        if getattr(arguments, name) is not None:
-            raise BadInput(f"sweep greedy-equality has no --{name}: an arm is one engine, run once")
-    given: dict[str, Any] = read_given(arguments.parameters, None)
-    if arguments.device is not None or present is not None:
-        given.setdefault("device", arguments.device or str(present))
-    if arguments.seed is not None:
-        given["seed"] = arguments.seed
-    if arguments.only:
-        given["only"] = list(arguments.only)
-    settings = GreedyEqualitySettings.parse(given, where="sweep greedy-equality")
-    if settings.device is DeviceChoice.ACCELERATOR:
-        more = {k: v for k, v in ACCELERATOR.items() if k not in settings.model_fields_set}
-        settings = settings.model_copy(update=more)
-    return quick(settings) if arguments.quick else settings
-
-
-def sweep(arguments: argparse.Namespace, present: DeviceChoice | None) -> int:
-    """Run the command. Returns its exit code: 1 if an arm differs by more than rounding.
-
-    Raises:
-        BadInput, DeviceError: see :func:`record_greedy_equality`.
-    """
-    settings = settings_from(arguments, present)
-    arms = build_arms(settings)
-    if arguments.dry_run:
-        print("\n".join(arm.name for arm in arms))
-        seconds = len(arms) * _ARM_SECONDS
-        print(f"{len(arms)} engines on {settings.device.value}: about {seconds:.0f} s")
-        return 0
-    refuse_unwritable(Path(arguments.out), "folder of runs")
-    run = record_greedy_equality(settings, arguments.out, TerminalProgress())
-    table = run.tables["arms"]
-    shown = shown_path(run.path)
-    if arguments.json:
-        rows = json.loads(table.to_json(orient="records"))
-        print(json.dumps({"format": 1, "run": str(shown), "rows": rows}, indent=1))
-    else:
-        print(result_text(table))
-        print(f"\n{run.provenance.evidence} on {run.provenance.device}: {shown}")
-    surprises = unexpected(table)
-    for surprise in surprises:
-        print(f"unexpected: {surprise}")
-    return 1 if surprises else 0
+    """Run the experiment and record it; see :func:`record_points`."""
+    return record_points(SWEEP, settings, root, progress, resume)
 
 
 def unexpected(table: pd.DataFrame) -> list[str]:

@@ -46,9 +46,14 @@ class TerminalProgress:
 
     Args:
         stream: standard error unless told otherwise.
+        name: of the sweep.
+        unit: what is counted.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, name: str = "race", unit: str = "trials"
+    ) -> None:
+        self._name, self._unit = name, unit
         self._stream = stream or sys.stderr
         self._bar: Any = None
         self._task: Any = None
@@ -59,7 +64,7 @@ class TerminalProgress:
         """See :class:`SweepProgress`."""
         self._total, self._done = trials, 0
         self._began = self._last_line = time.monotonic()
-        self.note(f"{trials} trials, about {seconds:.0f} s")
+        self.note(f"{trials} {self._unit}, about {seconds:.0f} s")
         if self._stream.isatty():
             from rich.console import Console
             from rich.progress import (
@@ -72,16 +77,16 @@ class TerminalProgress:
             )
 
             self._bar = Progress(
-                TextColumn("race"),
+                TextColumn(self._name),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("trials"),
+                TextColumn(self._unit),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=Console(file=self._stream),
             )
             self._bar.start()
-            self._task = self._bar.add_task("race", total=trials)
+            self._task = self._bar.add_task(self._name, total=trials)
 
     def advance(self, trials: int) -> None:
         """See :class:`SweepProgress`."""
@@ -95,7 +100,8 @@ class TerminalProgress:
             spent = now - self._began
             left = spent * (self._total - self._done) / max(1, self._done)
             self.note(
-                f"{self._done} of {self._total} trials after {spent:.0f} s, about {left:.0f} s left"
+                f"{self._done} of {self._total} {self._unit} after {spent:.0f} s, "
+                f"about {left:.0f} s left"
             )
 
     def note(self, text: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,28 @@ from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
 from atom.benchmarks.race_estimate import estimate_seconds
 from atom.benchmarks.race_plan import build_jobs, quick
 from atom.config import DeviceChoice, RaceSettings
-from atom.device.interface import DeviceProperties
 from atom.errors import BadInput, DeviceError
 from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.parameters import read_given
+from atom.workbook.point_sweep import PointSweep, run_sweep
 from atom.workbook.provenance import collect_provenance
 from atom.workbook.records import Run, load_run
 from atom.workbook.run_writer import RunWriter, read_provenance
+from atom.workbook.sweep_control import (
+    INTERRUPTED,
+    SweepInterrupted,
+    name_what_spoils,
+    refuse_no_accelerator,
+    refuse_other_device,
+    resume_text,
+    terminated_like_interrupted,
+)
 from atom.workbook.sweep_output import plan_json, plan_text, result_json, result_text
 from atom.workbook.sweep_progress import NoProgress, SweepProgress, TerminalProgress
 from atom.workbook.tables import shown_path
 
 EXPERIMENT = "race"
 DEFAULT_ROOT = "data/runs"
-INTERRUPTED = 130
 
 #: processes that failed before any reached the device: the others would do the same
 HOPELESS_FAILURES = 3
@@ -56,14 +63,6 @@ class SweepResult:
 
     run: Run
     failures: tuple[str, ...]
-
-
-class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep; the finished processes are recorded in ``path``."""
-
-    def __init__(self, path: Path | None) -> None:
-        super().__init__("the sweep was interrupted")
-        self.path = path
 
 
 def run_race(
@@ -120,7 +119,7 @@ def sweep_race(
     progress = progress or NoProgress()
     if settings.device is DeviceChoice.ACCELERATOR:
         refuse_hiding_settings(os.environ)
-        _refuse_no_accelerator()
+        refuse_no_accelerator()
     jobs = build_jobs(settings)
     plain = settings.model_dump(mode="json")
     writer = None if resume is None else RunWriter.resume(resume, plain)
@@ -147,7 +146,7 @@ def sweep_race(
                     )
                     writer = RunWriter(root, event.properties.machine, EXPERIMENT, provenance)
                 else:
-                    _refuse_other_device(writer, event.properties)
+                    refuse_other_device(writer.provenance, writer.path, event.properties)
                 # each setting has workers with an environment and an allocator of their own
                 writer.add_fact("in_workers", event.job.setting, event.facts)
             elif isinstance(event, JobDone):
@@ -184,40 +183,29 @@ def sweep_race(
     return SweepResult(load_run(writer.path), tuple(failures))
 
 
-def _refuse_no_accelerator() -> None:
-    from atom.device.accelerator import why_no_accelerator
-
-    reason = why_no_accelerator()
-    if reason is not None:
-        raise DeviceError(f"no accelerator: {reason}; --device virtual needs none")
-
-
-def _refuse_other_device(writer: RunWriter, properties: DeviceProperties) -> None:
-    known = writer.provenance
-    now = (properties.name, properties.driver, properties.runtime)
-    then = (known.device, known.driver, known.runtime)
-    if now != then:
-        raise BadInput(
-            f"{shown_path(writer.path)} was started on {then[0]} (driver {then[1]}, {then[2]}); "
-            f"this is {now[0]} (driver {now[1]}, {now[2]}): start a new run"
-        )
-
-
 # -- command line
+
+
+#: experiment to the module with its sweep, imported when it is asked for
+_POINT_SWEEPS = {
+    "lifetime": "lifetime_runs",
+    "kernels": "kernel_runs",
+    "engine-fault": "engine_fault_runs",
+    "engine-speed": "engine_speed_runs",
+    "greedy-equality": "greedy_equality_runs",
+}
+
+
+def _point_sweep(name: str) -> PointSweep[Any]:
+    found: PointSweep[Any] = import_module(f"atom.workbook.{_POINT_SWEEPS[name]}").SWEEP
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m atom sweep``."""
     parser.add_argument(
         "experiment",
-        choices=[
-            EXPERIMENT,
-            "lifetime",
-            "kernels",
-            "engine-fault",
-            "engine-speed",
-            "greedy-equality",
-        ],
+        choices=[EXPERIMENT, *_POINT_SWEEPS],
         help="what to sweep",
     )
     parser.add_argument(
@@ -297,30 +285,16 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         BadInput, DeviceError: see :func:`sweep_race`.
     """
-    if arguments.experiment == "kernels":
-        from atom.workbook import kernel_runs
-
-        return kernel_runs.sweep(arguments)
-    named = arguments.device is not None or any(n == "device" for n, _ in arguments.parameters)
-    if arguments.experiment == "lifetime":
-        from atom.workbook import lifetime_runs
-
-        return lifetime_runs.sweep(arguments, None if named else _present_device())
-    if arguments.experiment == "engine-fault":
-        from atom.workbook import engine_fault_runs
-
-        return engine_fault_runs.sweep(arguments, None if named else _present_device())
-    if arguments.experiment == "engine-speed":
-        from atom.workbook import engine_speed_runs
-
-        return engine_speed_runs.sweep(arguments, None if named else _present_device())
-    if arguments.experiment == "greedy-equality":
-        from atom.workbook import greedy_equality_runs
-
-        return greedy_equality_runs.sweep(arguments, None if named else _present_device())
+    if arguments.experiment != EXPERIMENT:
+        named = arguments.device is not None or any(n == "device" for n, _ in arguments.parameters)
+        ask = not named and arguments.resume is None
+        sweep = _point_sweep(arguments.experiment)
+        present = _present_device() if ask and sweep.asks_for_device else None
+        return run_sweep(sweep, arguments, present)
     settings = settings_from(arguments)
     if arguments.dry_run:
-        _name_what_spoils(settings)
+        if settings.device is DeviceChoice.ACCELERATOR:
+            name_what_spoils(accelerator_kind(settings))
         show = plan_json if arguments.json else plan_text
         jobs = build_jobs(settings)
         if arguments.resume is not None:
@@ -331,7 +305,7 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_unwritable(Path(arguments.resume or arguments.out), "folder of runs")
     progress = TerminalProgress()
     try:
-        with _terminated_like_interrupted():
+        with terminated_like_interrupted():
             result = sweep_race(
                 settings, root=arguments.out, resume=arguments.resume, progress=progress
             )
@@ -342,7 +316,7 @@ def run(arguments: argparse.Namespace) -> int:
             shown = shown_path(stop.path)
             print(
                 f"interrupted; finished processes are kept in {shown}\n"
-                f"go on with: python -m atom sweep race --resume {shown}",
+                f"go on with: {resume_text(EXPERIMENT, stop.path)}",
                 file=sys.stderr,
             )
         return INTERRUPTED
@@ -360,36 +334,3 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return DeviceError.exit_code
     return 0
-
-
-def _name_what_spoils(settings: RaceSettings) -> None:
-    """Say on standard error, before a sweep is planned, what it would refuse or warn of here."""
-    if settings.device is DeviceChoice.VIRTUAL:
-        return
-    try:
-        refuse_hiding_settings(os.environ)
-        _refuse_no_accelerator()
-    except (BadInput, DeviceError) as error:
-        print(f"the sweep would be refused: {error}", file=sys.stderr)
-        return
-    for warning in look_around(accelerator_kind(settings)).warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that a stopped job still seals what it has."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        previous = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:
-        # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

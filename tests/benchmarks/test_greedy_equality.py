@@ -32,7 +32,7 @@ from atom.benchmarks.greedy_equality_rows import (
 )
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput
-from atom.workbook.greedy_equality_runs import settings_from, unexpected
+from atom.workbook.greedy_equality_runs import SWEEP, unexpected
 from atom.workbook.records import load_runs
 
 SMALL = GreedyEqualitySettings(
@@ -118,4 +118,4 @@ def test_the_sweep_records_and_its_exit_code_tells(
     changed = table.assign(above_bound=1, largest_shortfall=0.5)
     assert "MTP-3: 1 requests differ" in unexpected(changed)[-1]
     with pytest.raises(BadInput, match="no --trials"):
-        settings_from(Namespace(processes=None, resume=None, trials=3), None)
+        SWEEP.settings_from(Namespace(processes=None, resume=None, trials=3), None)

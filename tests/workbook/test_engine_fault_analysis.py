@@ -242,8 +242,8 @@ def test_options_of_other_sweeps_are_refused() -> None:
         "quick": False,
     }
     with pytest.raises(BadInput, match="no --trials"):
-        engine_fault_runs.settings_from(Namespace(**options), None)
-    settings = engine_fault_runs.settings_from(
+        engine_fault_runs.SWEEP.settings_from(Namespace(**options), None)
+    settings = engine_fault_runs.SWEEP.settings_from(
         Namespace(**{**options, "trials": None, "device": "accelerator"}), None
     )
     assert settings.token_budgets == BUDGETS

@@ -179,4 +179,6 @@ def test_the_sweep_refuses_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_sweep_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "lifetime", "--device", "virtual", "--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith("65 points x 50 trials on virtual\n")
+    text = capsys.readouterr().out
+    assert "spec_status/unpatched/control: 50 trials" in text
+    assert "65 points on the virtual device: about 39 s" in text

@@ -1,0 +1,312 @@
+"""A sweep of points in one process: plan, pre-flight, record, go on where it stopped.
+
+An experiment takes part by a :class:`PointSweep`. Each point is recorded when it is finished, so a
+kill loses the point in progress only; the race has a driver of its own, a process a job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
+from atom.config import DeviceChoice, Settings
+from atom.device import Device, DeviceKind, open_device
+from atom.errors import BadInput
+from atom.workbook.kernels import refuse_unwritable
+from atom.workbook.parameters import read_given
+from atom.workbook.provenance import collect_provenance
+from atom.workbook.records import Run, load_run
+from atom.workbook.run_writer import RunWriter, read_provenance
+from atom.workbook.sweep_control import (
+    INTERRUPTED,
+    SweepInterrupted,
+    name_what_spoils,
+    refuse_no_accelerator,
+    refuse_other_device,
+    resume_text,
+    terminated_like_interrupted,
+    this_kind,
+)
+from atom.workbook.sweep_progress import NoProgress, SweepProgress, TerminalProgress
+from atom.workbook.tables import shown_path
+
+S = TypeVar("S", bound=Settings)
+
+#: identity of a point in its record, and its rows by table
+Measured = Generator[tuple[str, Mapping[str, Sequence[BaseModel]]], None, None]
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """A point that a sweep will run.
+
+    Attributes:
+        record_id: identity in the record.
+        text: for people.
+        seconds: how long it takes on an accelerator, roughly.
+    """
+
+    record_id: str
+    text: str
+    seconds: float
+
+
+class PointSweep(ABC, Generic[S]):
+    """How one experiment is swept. One object an experiment, without state."""
+
+    #: the word behind ``sweep``
+    command: ClassVar[str]
+    #: key of the record tables
+    experiment: ClassVar[str]
+    #: of ``--trials`` and ``--processes``, those that it takes
+    takes: ClassVar[frozenset[str]] = frozenset()
+    #: why it takes no other
+    why_not: ClassVar[str]
+    #: setting that ``--only`` fills
+    only: ClassVar[str] = "only"
+    #: whether it runs on either device, so that the one that is present is looked up
+    asks_for_device: ClassVar[bool] = True
+
+    @abstractmethod
+    def parse(self, given: dict[str, Any], quick: bool) -> S:
+        """Settings from those that were given. Raises ``BadInput``."""
+
+    @abstractmethod
+    def recorded(self, settings: dict[str, Any], where: str) -> S:
+        """Settings of a record. Raises ``BadInput``."""
+
+    @abstractmethod
+    def plan(self, settings: S) -> list[PlannedPoint]:
+        """All points, in the order in which they run. Raises ``BadInput``."""
+
+    @abstractmethod
+    def measure(self, settings: S, device: Device, ready: Any, done: Collection[str]) -> Measured:
+        """Run the points whose record identity is not in ``done``."""
+
+    @abstractmethod
+    def results(self, run: Run) -> dict[str, Any]:
+        """What ``--json`` prints besides the run's folder."""
+
+    @abstractmethod
+    def text(self, run: Run) -> str:
+        """What is printed without ``--json``."""
+
+    def device_of(self, settings: S) -> DeviceChoice:
+        """Where the settings run."""
+        return DeviceChoice(getattr(settings, "device", DeviceChoice.ACCELERATOR))
+
+    def open(self, settings: S) -> Device:
+        """The device of the settings."""
+        if self.device_of(settings) is DeviceChoice.ACCELERATOR:
+            return open_device(DeviceChoice.ACCELERATOR)
+        values = settings.model_dump()
+        return open_device(
+            DeviceChoice.VIRTUAL, profile=values["device_profile"], seed=values["seed"]
+        )
+
+    def prepare(self, settings: S, device: Device) -> Any:
+        """What all points need: made before anything is recorded."""
+        return None
+
+    def facts(self, ready: Any) -> dict[str, Any]:
+        """More facts for the record."""
+        return {}
+
+    def planned_rows(self, points: int) -> dict[str, int] | None:
+        """Rows of a finished record by table, where the plan says how many."""
+        return None
+
+    def unexpected(self, run: Run) -> list[str]:
+        """What is not as it must be: each is printed, and the exit code is 1."""
+        return []
+
+    def settings_from(
+        self, arguments: argparse.Namespace, present: DeviceChoice | None = None
+    ) -> S:
+        """Settings of a command line; those of a resumed run come from its record.
+
+        Args:
+            arguments: parsed options of ``sweep``.
+            present: device of this machine, used where none is named.
+
+        Raises:
+            BadInput: unknown names, wrong values, options that this sweep has not, or options that
+                contradict ``--resume``.
+        """
+        for name in ("processes", "trials"):
+            if getattr(arguments, name) is not None and name not in self.takes:
+                raise BadInput(f"sweep {self.command} has no --{name}: {self.why_not}")
+        given: dict[str, Any] = read_given(arguments.parameters, None)
+        if arguments.device is not None:
+            given["device"] = arguments.device
+        for name in ("seed", *sorted(self.takes)):
+            if getattr(arguments, name) is not None:
+                given[name] = getattr(arguments, name)
+        if arguments.only:
+            given[self.only] = list(arguments.only)
+        if arguments.resume is not None:
+            if given or arguments.quick:
+                names = ", ".join([*given, *(["quick"] if arguments.quick else [])])
+                raise BadInput(f"--resume takes the recorded settings; leave out: {names}")
+            known = read_provenance(Path(arguments.resume))
+            if known.experiment != self.experiment:
+                raise BadInput(f"{arguments.resume} is a run of {known.experiment}")
+            return self.recorded(known.settings, f"settings of {arguments.resume}")
+        if present is not None:
+            given.setdefault("device", present.value)
+        return self.parse(given, arguments.quick)
+
+
+def record_points(
+    sweep: PointSweep[S],
+    settings: S,
+    root: str | Path,
+    progress: SweepProgress | None = None,
+    resume: str | Path | None = None,
+) -> Run:
+    """Run an experiment in this process and record it below ``root``.
+
+    Args:
+        sweep: which experiment.
+        settings: what to run.
+        root: folder of runs, e.g. ``data/runs``.
+        progress: told what happens; ``None`` is silent.
+        resume: folder of an unfinished run with the same settings.
+
+    Raises:
+        BadInput: settings that cannot run, surroundings that spoil it, or a run that cannot be
+            resumed: finished, or of other settings, another device or other software.
+        DeviceError: no accelerator, or what the experiment raises.
+        SweepInterrupted: Ctrl-C; what was finished is recorded.
+    """
+    progress = progress or NoProgress()
+    points = sweep.plan(settings)
+    kind = DeviceKind.VIRTUAL
+    if sweep.device_of(settings) is DeviceChoice.ACCELERATOR:
+        kind = this_kind()
+        refuse_hiding_settings(os.environ)
+        refuse_no_accelerator()
+    # the facts are read before this process is one of those that use the GPU
+    around = look_around(kind)
+    device = sweep.open(settings)
+    for warning in around.warnings:
+        progress.note(f"warning: {warning}")
+    plain = settings.model_dump(mode="json")
+    if resume is not None:
+        refuse_other_device(read_provenance(Path(resume)), Path(resume), device.properties)
+    ready = sweep.prepare(settings, device)
+    if resume is None:
+        facts = {**around.facts, **sweep.facts(ready)}
+        planned = sweep.planned_rows(len(points))
+        provenance = collect_provenance(device.properties, sweep.experiment, plain, facts, planned)
+        writer = RunWriter(root, device.properties.machine, sweep.experiment, provenance)
+    else:
+        writer = RunWriter.resume(resume, plain)
+    left = [point for point in points if not writer.has(point.record_id)]
+    progress.start(len(left), sum(point.seconds for point in left))
+    if len(left) < len(points):
+        progress.note(f"{len(points) - len(left)} of {len(points)} points are recorded already")
+    measured = sweep.measure(settings, device, ready, frozenset(writer.points))
+    try:
+        if left:
+            for record_id, tables in measured:
+                writer.write_point(record_id, tables)
+                progress.advance(1)
+    except KeyboardInterrupt:
+        writer.finish("interrupted", "interrupted by the user")
+        raise SweepInterrupted(writer.path) from None
+    except BaseException as error:
+        writer.finish("failed", f"{type(error).__name__}: {error}")
+        progress.note(
+            f"failed; {len(writer.points)} finished points are kept; go on with: "
+            + resume_text(sweep.command, writer.path)
+        )
+        raise
+    finally:
+        measured.close()
+        progress.stop()
+    writer.finish("finished")
+    return load_run(writer.path)
+
+
+def run_sweep(
+    sweep: PointSweep[S], arguments: argparse.Namespace, present: DeviceChoice | None = None
+) -> int:
+    """Run ``python -m atom sweep <experiment>``.
+
+    Args:
+        sweep: which experiment.
+        arguments: parsed options.
+        present: device of this machine, used where none is named.
+
+    Returns:
+        Exit code: 0 fine, 1 something was not as it must be, 130 interrupted.
+
+    Raises:
+        BadInput, DeviceError: see :func:`record_points`.
+    """
+    settings = sweep.settings_from(arguments, present)
+    if arguments.dry_run:
+        _dry_run(sweep, settings, arguments)
+        return 0
+    refuse_unwritable(Path(arguments.resume or arguments.out), "folder of runs")
+    try:
+        with terminated_like_interrupted():
+            progress = TerminalProgress(name=sweep.command, unit="points")
+            run = record_points(sweep, settings, arguments.out, progress, arguments.resume)
+    except KeyboardInterrupt as interrupt:
+        stop = interrupt if isinstance(interrupt, SweepInterrupted) else SweepInterrupted(None)
+        if stop.path is not None:
+            print(
+                f"interrupted; finished points are kept in {shown_path(stop.path)}\n"
+                f"go on with: {resume_text(sweep.command, stop.path)}",
+                file=sys.stderr,
+            )
+        return INTERRUPTED
+    shown = shown_path(run.path)
+    if arguments.json:
+        print(json.dumps({"format": 1, "run": str(shown), **sweep.results(run)}, indent=1))
+    else:
+        print(sweep.text(run))
+        print(f"\n{run.provenance.evidence} on {run.provenance.device}: {shown}")
+    surprises = sweep.unexpected(run)
+    for surprise in surprises:
+        print(f"unexpected: {surprise}", file=sys.stderr)
+    return 1 if surprises else 0
+
+
+def _dry_run(sweep: PointSweep[S], settings: S, arguments: argparse.Namespace) -> None:
+    points = sweep.plan(settings)
+    device = sweep.device_of(settings)
+    if device is DeviceChoice.ACCELERATOR:
+        name_what_spoils()
+    if arguments.resume is not None:
+        done = RunWriter.finished_points(arguments.resume)
+        points = [point for point in points if point.record_id not in done]
+    seconds = sum(point.seconds for point in points)
+    minutes = seconds / 60 if device is DeviceChoice.ACCELERATOR else 0.0
+    if arguments.json:
+        values = {
+            "format": 1,
+            "experiment": sweep.experiment,
+            "settings": settings.model_dump(mode="json"),
+            "seconds": round(seconds, 1),
+            "device_minutes": round(minutes, 2),
+            "points": [{"point": p.record_id, "seconds": round(p.seconds, 2)} for p in points],
+        }
+        print(json.dumps(values, indent=1))
+        return
+    for point in points:
+        print(point.text)
+    where = "an accelerator" if device is DeviceChoice.ACCELERATOR else "the virtual device"
+    print(f"{len(points)} points on {where}: about {seconds:.0f} s ({minutes:.1f} device minutes)")

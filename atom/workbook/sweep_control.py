@@ -1,0 +1,98 @@
+"""What every sweep does about Ctrl-C, another device, and surroundings that would spoil it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
+from atom.device import DeviceKind
+from atom.device.interface import DeviceProperties
+from atom.errors import AtomError, BadInput, DeviceError
+from atom.workbook.provenance import Provenance
+from atom.workbook.tables import shown_path
+
+INTERRUPTED = 130
+
+
+class SweepInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a sweep; what was finished is recorded in ``path``."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__("the sweep was interrupted")
+        self.path = path
+
+
+def refuse_no_accelerator() -> None:
+    """Raise unless this machine has an accelerator.
+
+    Raises:
+        DeviceError: with the reason.
+    """
+    from atom.device.accelerator import why_no_accelerator
+
+    reason = why_no_accelerator()
+    if reason is not None:
+        raise DeviceError(f"no accelerator: {reason}; --device virtual needs none")
+
+
+def refuse_other_device(known: Provenance, path: Path, properties: DeviceProperties) -> None:
+    """Refuse to go on with a run of another device, driver or runtime.
+
+    Raises:
+        BadInput: naming both.
+    """
+    now = (properties.name, properties.driver, properties.runtime)
+    then = (known.device, known.driver, known.runtime)
+    if now != then:
+        raise BadInput(
+            f"{shown_path(path)} was started on {then[0]} (driver {then[1]}, {then[2]}); "
+            f"this is {now[0]} (driver {now[1]}, {now[2]}): start a new run"
+        )
+
+
+def name_what_spoils(kind: DeviceKind | None = None) -> None:
+    """Say on standard error what a sweep of the accelerator would refuse or warn of here."""
+    try:
+        refuse_hiding_settings(os.environ)
+        refuse_no_accelerator()
+    except AtomError as error:
+        print(f"the sweep would be refused: {error}", file=sys.stderr)
+        return
+    for warning in look_around(kind or this_kind()).warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def this_kind() -> DeviceKind:
+    """Kind of accelerator that this torch drives."""
+    return DeviceKind.HIP if torch.version.hip else DeviceKind.CUDA
+
+
+def resume_text(command: str, path: Path) -> str:
+    """How to go on with an unfinished run."""
+    return f"python -m atom sweep {command} --resume {shown_path(path)}"
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that a stopped job still seals what it has."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        previous = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

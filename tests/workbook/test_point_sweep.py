@@ -1,0 +1,190 @@
+"""The sweeps of points: plan, options, Ctrl-C, failure, and going on where they stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.__main__ import main
+from atom.benchmarks import engine_fault, greedy_equality
+from atom.benchmarks.engine_fault_arms import ARMS
+from atom.benchmarks.kernel_rows import KernelArm
+from atom.benchmarks.kernel_speed import KernelSpeedSettings, build_points
+from atom.config import DeviceChoice
+from atom.errors import BadInput, DeviceError
+from atom.workbook import run_writer
+from atom.workbook.point_sweep import Measured, PointSweep
+from atom.workbook.records import check_folder, load_run
+from atom.workbook.run_writer import read_provenance
+from atom.workbook.sweeps import _POINT_SWEEPS
+
+#: options of a run of seconds, and an arm with its reference
+SMALL: dict[str, list[str]] = {
+    "lifetime": ["--trials", "2", "--only", "spec_status"],
+    "engine-fault": ["--quick", "--only", "hold, again", "--only", "unpatched, guard"],
+    "greedy-equality": ["--quick", "--only", "MTP-3", "--only", "no drafts, again"],
+    "engine-speed": ["--only", "ours again"],
+}
+#: settings that make them smaller
+SMALLER: dict[str, dict[str, str]] = {
+    "lifetime": {},
+    "engine-fault": {"law_budgets": "[]", "requests": "2", "store_bytes": "1048576"},
+    "greedy-equality": {"requests": "2", "output_tokens": "4", "prompt_tokens": "8"},
+    "engine-speed": {"prefill_tokens": "16"},
+}
+
+
+@pytest.fixture(autouse=True)
+def same_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that others write here meanwhile makes a run one of other software."""
+    monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
+
+
+def sweep_of(name: str) -> PointSweep[Any]:
+    found: PointSweep[Any] = import_module(f"atom.workbook.{_POINT_SWEEPS[name]}").SWEEP
+    return found
+
+
+def stop_behind(
+    monkeypatch: pytest.MonkeyPatch, name: str, points: int, error: BaseException
+) -> list[str]:
+    """Let the sweep ``name`` end with ``error`` behind so many points; tells which it measured."""
+    kind, seen = type(sweep_of(name)), []
+    original = kind.measure
+
+    def measure(self: Any, settings: Any, device: Any, ready: Any, done: Collection[str]) -> Any:
+        left: Measured = original(self, settings, device, ready, done)
+        for number, (record_id, tables) in enumerate(left):
+            if number == points:
+                raise error
+            seen.append(record_id)
+            yield record_id, tables
+
+    monkeypatch.setattr(kind, "measure", measure)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
+@pytest.mark.parametrize("name", SMALL)
+def test_it_goes_on_where_ctrl_c_stopped_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", name, "--device", "virtual", "--out", str(tmp_path), *SMALL[name]]
+    for setting, value in SMALLER[name].items():
+        command += ["-p", setting, value]
+    with pytest.MonkeyPatch.context() as patch:
+        first = stop_behind(patch, name, 1, KeyboardInterrupt())
+        assert main(command) == 130
+    printed = capsys.readouterr()
+    [folder] = [file.parent for file in tmp_path.rglob("run.json")]
+    assert read_provenance(folder).exit_state == "interrupted"
+    assert f"go on with: python -m atom sweep {name} --resume" in printed.err
+    assert main(["sweep", name, "--resume", str(folder), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    left = [point["point"] for point in plan["points"]]
+    assert first[0] not in left
+    with pytest.MonkeyPatch.context() as patch:
+        second = stop_behind(patch, name, 99, KeyboardInterrupt())
+        assert main(["sweep", name, "--resume", str(folder)]) == 0
+    assert second == left
+    assert left
+    assert check_folder(folder) == []
+    run = load_run(folder)
+    assert run.provenance.exit_state == "finished"
+    settings = sweep_of(name).recorded(run.provenance.settings, "here")
+    assert [*first, *second] == [point.record_id for point in sweep_of(name).plan(settings)]
+    capsys.readouterr()
+    assert main(["sweep", name, "--resume", str(folder)]) == 2
+    assert "finished" in capsys.readouterr().err
+
+
+def test_a_failure_keeps_what_was_finished_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop_behind(monkeypatch, "lifetime", 2, DeviceError("lost"))
+    options = ["--device", "virtual", "--out", str(tmp_path), *SMALL["lifetime"]]
+    assert main(["sweep", "lifetime", *options]) == 3
+    error = capsys.readouterr().err
+    assert "2 finished points are kept" in error
+    assert "sweep lifetime --resume" in error
+    [folder] = [file.parent for file in tmp_path.rglob("run.json")]
+    assert read_provenance(folder).exit_state == "failed"
+    sweep = sweep_of("lifetime")
+    settings = sweep.recorded(read_provenance(folder).settings, "here")
+    other = settings.model_copy(update={"device_profile": "H200"})
+    from atom.workbook.point_sweep import record_points
+
+    with pytest.raises(BadInput, match="was started on"):
+        record_points(sweep, other, tmp_path, resume=folder)
+    with pytest.raises(BadInput, match=r"other settings:\n.*seed"):
+        record_points(sweep, settings.model_copy(update={"seed": 7}), tmp_path, resume=folder)
+    assert main(["sweep", "lifetime", "--resume", str(folder), "--quick"]) == 2
+    assert "--resume takes the recorded settings; leave out: quick" in capsys.readouterr().err
+    assert main(["sweep", "engine-fault", "--resume", str(folder)]) == 2
+    assert "is a run of lifetime" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", _POINT_SWEEPS)
+def test_a_dry_run_tells_device_minutes_and_what_spoils_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    minutes = {}
+    for quick in ([], ["--quick"]):
+        command = ["sweep", name, "--device", "accelerator", "--dry-run", *quick]
+        assert main(command) == 0
+        printed = capsys.readouterr()
+        assert "device minutes" in printed.out
+        assert "CUDA_LAUNCH_BLOCKING=1" in printed.err
+        assert main([*command, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["device_minutes"] == pytest.approx(plan["seconds"] / 60, abs=0.01)
+        minutes[bool(quick)] = plan["device_minutes"]
+    assert minutes[True] < minutes[False] or name == "greedy-equality"
+    assert 0 < minutes[True] <= 1
+
+
+def test_no_sweep_starts_in_surroundings_that_hide_what_it_looks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    for name in _POINT_SWEEPS:
+        assert main(["sweep", name, "--device", "accelerator", "--out", str(tmp_path)]) == 2
+        assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_only_some_arms_of_the_kernels_are_timed_beside_their_base() -> None:
+    points = build_points(KernelSpeedSettings.parse({"only": ["trap"]}))
+    assert {frozenset(point.arms) for point in points} == {
+        frozenset({KernelArm.NONE, KernelArm.TRAP})
+    }
+    points = build_points(KernelSpeedSettings.parse({"only": ["flash-linear-attention"]}))
+    assert {frozenset(point.arms) for point in points} == {
+        frozenset({KernelArm.FLA, KernelArm.COPY})
+    }
+
+
+def test_references_of_the_resumed_arms_run_again_without_a_row() -> None:
+    settings = sweep_of("engine-fault").parse(
+        {"only": ["hold, again"], "requests": 1, "token_budgets": [64, 128], "store_bytes": 0}, True
+    )
+    device = sweep_of("engine-fault").open(settings)
+    assert settings.device is DeviceChoice.VIRTUAL
+    model = engine_fault.load_fault_model(settings, device)
+    done = {"hold/64", "hold, again/64", "hold/128"}
+    rows = engine_fault.measure_engine_fault(device, model, settings, None, done)
+    [row] = [row for row in rows if row.token_budget in (64, 128)]
+    assert (row.point_id, row.changed_requests) == ("hold, again/128", 0)
+    assert ARMS[0].name == "hold"
+    greedy = sweep_of("greedy-equality").parse(
+        {"only": ["MTP-3"], "requests": 2, "output_tokens": 4, "prompt_tokens": 8}, False
+    )
+    models = greedy_equality.load_models(greedy, device)
+    found = greedy_equality.measure_greedy_equality(device, models, greedy, {"no drafts"})
+    assert [row.arm for row in found] == ["MTP-3"]
