@@ -15,7 +15,7 @@ from typing import Any
 
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.workbook import compare_race
+from atom.workbook import compare_points, compare_race
 from atom.workbook.compare_model import Comparison, Rate, Side, TimeRatio
 from atom.workbook.records import Run, load_run
 from atom.workbook.run_writer import RUN_FILE
@@ -24,7 +24,10 @@ from atom.workbook.tables import shown_path
 
 PUBLISHED = "published"
 #: experiment to how its runs are compared
-COMPARISONS: Mapping[str, Comparison] = {"race": compare_race.COMPARISON}
+COMPARISONS: Mapping[str, Comparison] = {
+    "race": compare_race.COMPARISON,
+    **compare_points.COMPARISONS,
+}
 #: what may differ if told so
 DIFFERENCES = ("load", "model", "seed", "settings")
 _BOOTSTRAP_SEED = 7
@@ -170,10 +173,8 @@ def _result(experiment: str, a: Side, b: Side, allowed: tuple[str, ...]) -> Resu
         first, second = a.rates[cell], b.rates[cell]
         low, high = difference_interval(first.rate, first.interval, second.rate, second.interval)
         lines.append(RateLine(cell, first, second, second.rate - first.rate, low, high))
-    if not lines:
-        raise BadInput("compare: the two sides have no cell in common")
     ratios = [
-        _ratio(name, a.to_null[name], b.to_null[name], "x its own null arm")
+        _ratio(name, a.to_null[name], b.to_null[name], a.base)
         for name in a.to_null
         if name in b.to_null
     ]
@@ -181,6 +182,8 @@ def _result(experiment: str, a: Side, b: Side, allowed: tuple[str, ...]) -> Resu
         ratios += [
             _ratio(name, a.times[name], b.times[name], "us") for name in a.times if name in b.times
         ]
+    if not lines and not ratios:
+        raise BadInput("compare: the two sides have no cell in common")
     notes = [
         f"{len(lines)} cells at 95% each: about {len(lines) * 0.05:.1f} of them would stand out by "
         "chance where nothing differs",
@@ -217,11 +220,14 @@ def as_markdown(result: Result) -> str:
         parts.append(f"- **{name}** ({side.evidence}): {side.label}")
     if result.allowed:
         parts += ["", "Differs, as allowed:", "", *(f"- {text}" for text in result.allowed)]
-    parts += ["", "## Stale rates", ""]
-    parts += [
-        "| cell | A stale/trials | A 95% | B stale/trials | B 95% | B - A | 95% | finding |",
-        "|---|---:|---:|---:|---:|---:|---:|---|",
-    ]
+    stale = "stale" if result.experiment == "race" else "events"
+    if result.rates:
+        parts += ["", f"## {stale.capitalize()} of trials", ""]
+        parts += [
+            f"| cell | A {stale}/trials | A 95% | B {stale}/trials | B 95% "
+            "| B - A | 95% | finding |",
+            "|---|---:|---:|---:|---:|---:|---:|---|",
+        ]
     for line in result.rates:
         cells = [line.cell, *_rate_cells(line.a), *_rate_cells(line.b)]
         cells += [f"{line.difference:+.1%}", f"[{line.low:+.1%}, {line.high:+.1%}]", line.finding]
@@ -229,7 +235,7 @@ def as_markdown(result: Result) -> str:
     if result.ratios:
         parts += [
             "",
-            "## Times",
+            "## Quotients and times",
             "",
             "| figure | unit | A | B | B / A | 95% |",
             "|---|---|---:|---:|---:|---:|",

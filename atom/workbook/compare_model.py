@@ -97,6 +97,7 @@ class Side:
         rates: cell to rate.
         to_null: name to a quotient of the side's own times.
         times: name to times in us.
+        base: unit of the quotients.
     """
 
     label: str
@@ -107,6 +108,7 @@ class Side:
     rates: Mapping[str, Rate]
     to_null: Mapping[str, TimeRatio] = field(default_factory=dict)
     times: Mapping[str, TimeRatio] = field(default_factory=dict)
+    base: str = "x its own null arm"
 
 
 @dataclass(frozen=True)

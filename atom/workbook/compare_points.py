@@ -1,0 +1,153 @@
+"""Runs of the experiments of points as sides of a comparison: figures without a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pandas as pd
+
+from atom.benchmarks.engine_speed_rows import SpeedArm
+from atom.benchmarks.kernel_rows import Question
+from atom.errors import BadInput
+from atom.workbook.compare_model import Comparison, Rate, Side, TimeRatio
+from atom.workbook.kernel_analysis import BASES
+from atom.workbook.race_analysis import label_of
+from atom.workbook.records import Run
+
+_MODEL = ("model", "preset", "precision")
+_AMOUNT = ("trials", "repeats", "requests", "steps", "peer_steps", "profile_steps", "marked_steps")
+#: where a run goes, and which of its cells are there: what both have is compared
+_SCOPE = ("device", "device_profile", "only", "paths", "protocols", "memory", "token_budgets")
+_SCOPE_TOO = ("law_budgets", "batch_sizes", "channels", "queries")
+
+Rates = Iterator[tuple[str, int, int]]
+Ratios = Iterator[tuple[str, TimeRatio]]
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What a run's rows give: rates, quotients to ``base`` in the same run, and times in us."""
+
+    rates: Callable[[Run], Rates] = lambda run: iter(())
+    ratios: Callable[[Run], Ratios] = lambda run: iter(())
+    times: Callable[[Run], Ratios] = lambda run: iter(())
+    base: str = "x its own null arm"
+
+
+def _conditions(run: Run) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {"load": {}, "model": {}, "seed": {}, "settings": {}}
+    for name, value in run.provenance.settings.items():
+        if name in _SCOPE or name in _SCOPE_TOO:
+            continue
+        kind = "settings" if name in _AMOUNT else "seed" if name == "seed" else "load"
+        found["model" if name in _MODEL else kind][name] = value
+    return found
+
+
+def _rows(run: Run, table: str) -> list[dict[Any, Any]]:
+    return run.tables[table].to_dict("records")
+
+
+def _lifetime(run: Run) -> Rates:
+    for row in _rows(run, "trials"):
+        yield f"stale, {row['point_id']}", int(row["stale"]), int(row["trials"])
+
+
+def _fault_rates(run: Run) -> Rates:
+    for row in _rows(run, "arms"):
+        name = row["point_id"]
+        yield f"stale statuses, {name}", int(row["stale_statuses"]), int(row["statuses"])
+        yield f"failed requests, {name}", int(row["failed_requests"]), int(row["requests"]) + 1
+        yield (
+            f"changed requests, {name}",
+            int(row["changed_requests"]),
+            int(row["compared_requests"]),
+        )
+
+
+def _stale_values(run: Run) -> Ratios:
+    for row in _rows(run, "arms"):
+        if row["largest_bonus"] > row["draft_tokens"]:
+            value = TimeRatio((float(row["largest_bonus"]),), (float(row["token_budget"]),))
+            yield f"largest stale value, {row['point_id']}", value
+
+
+def _greedy(run: Run) -> Rates:
+    for row in _rows(run, "arms"):
+        name, requests = row["arm"], int(row["requests"])
+        yield f"requests that differ, {name}", int(row["first_differences"]), requests
+        yield f"differ by more than rounding, {name}", int(row["above_bound"]), requests
+        yield f"accepted drafts, {name}", int(row["accepted_tokens"]), int(row["drafted_tokens"])
+
+
+def _by_arm(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, ...]]:
+    timed = rows[rows["left_out"].isna()].sort_values("repeat")
+    return {
+        str(arm): tuple(float(value) for value in group[column])
+        for arm, group in timed.groupby("arm", sort=False)
+    }
+
+
+def _kernel_ratios(run: Run) -> Ratios:
+    for point_id, rows in run.tables["samples"].groupby("point_id", sort=False):
+        base = str(BASES[Question(rows.iloc[0]["question"])])
+        arms = _by_arm(rows, "microseconds")
+        for arm, values in arms.items():
+            if arm != base and len(values) == len(arms.get(base, ())):
+                yield f"time of {arm} over {base}, {point_id}", TimeRatio(values, arms[base])
+
+
+def _kernel_times(run: Run) -> Ratios:
+    for point_id, rows in run.tables["samples"].groupby("point_id", sort=False):
+        for arm, values in _by_arm(rows, "microseconds").items():
+            yield f"time of {arm}, {point_id}", TimeRatio(values)
+
+
+def _speed_ratios(run: Run) -> Ratios:
+    for point_id, rows in run.tables["samples"].groupby("point_id", sort=False):
+        arms = _by_arm(rows, "tokens_per_s")
+        for base in (str(SpeedArm.OURS), str(SpeedArm.TRANSFORMERS)):
+            for arm, values in arms.items():
+                if arm != base and len(values) == len(arms.get(base, ())):
+                    name = f"tokens a second of {arm} over {base}, {point_id}"
+                    yield name, TimeRatio(values, arms[base])
+
+
+def _comparison(figures: _Figures) -> Comparison:
+    def whole(run: Run) -> Side:
+        rates = {
+            cell: Rate((events,), (trials,), clustered=False)
+            for cell, events, trials in figures.rates(run)
+            if trials
+        }
+        p = run.provenance
+        commit = "unknown commit" if p.commit is None else f"commit {p.commit[:12]}"
+        return Side(
+            label=f"{label_of(run)} ({p.runtime}, torch {p.torch}, {commit})",
+            evidence=p.evidence,
+            machine=p.machine,
+            run_id=p.run_id,
+            conditions=_conditions(run),
+            rates=rates,
+            to_null=dict(figures.ratios(run)),
+            times=dict(figures.times(run)),
+            base=figures.base,
+        )
+
+    def published() -> NoReturn:
+        raise BadInput("compare: nothing published can be compared with a run of this experiment")
+
+    return Comparison(whole, published, whole)
+
+
+COMPARISONS = {
+    "lifetime": _comparison(_Figures(_lifetime)),
+    "kernels": _comparison(
+        _Figures(ratios=_kernel_ratios, times=_kernel_times, base="x its own base")
+    ),
+    "engine_fault": _comparison(_Figures(_fault_rates, _stale_values, base="x the token budget")),
+    "engine_speed": _comparison(_Figures(ratios=_speed_ratios, base="x its own base")),
+    "greedy_equality": _comparison(_Figures(_greedy)),
+}

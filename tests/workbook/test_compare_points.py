@@ -1,0 +1,67 @@
+"""``compare`` of the experiments of points, on the recorded runs and on changed copies of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.errors import BadInput
+from atom.workbook import compare as module
+from atom.workbook.compare import as_json, as_markdown, compare
+from atom.workbook.compare_points import COMPARISONS
+from atom.workbook.records import Run, load_runs
+
+_ROOT = Path(__file__).resolve().parents[2] / "data" / "runs"
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, a: Run, b: Run) -> None:
+    sides = {"a": a, "b": b}
+    monkeypatch.setattr(module, "_find_run", lambda name: sides[name])
+
+
+def other(run: Run, machine: str | None = None, **settings: Any) -> Run:
+    changed = {**run.provenance.settings, **settings}
+    values = {"settings": changed, "machine": machine or run.provenance.machine}
+    return replace(run, provenance=run.provenance.model_copy(update=values))
+
+
+@pytest.mark.parametrize("experiment", COMPARISONS)
+def test_each_experiment(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_runs([_ROOT], experiment)[0][0]
+    beside(monkeypatch, run, run)
+    same = compare("a", "b")
+    assert same.rates or same.ratios
+    assert all(line.finding == "no difference seen" for line in same.rates)
+    assert all(line.low <= line.ratio == 1 <= line.high for line in same.ratios)
+    beside(monkeypatch, run, other(run, machine="elsewhere"))
+    across = compare("a", "b")
+    assert not across.same_gpu
+    assert all(line.unit.startswith("x ") for line in across.ratios)
+    assert json.loads(as_json(across))["experiment"] == experiment
+    assert "95%" in as_markdown(across)
+    beside(monkeypatch, run, other(run, seed=7))
+    with pytest.raises(BadInput, match="seed is 42 in A, 7 in B"):
+        compare("a", "b")
+    assert compare("a", "b", ["seed"]).allowed
+    with pytest.raises(BadInput, match="nothing published"):
+        compare("published", "b")
+
+
+def test_a_changed_count_and_a_slower_arm_stand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_runs([_ROOT], "lifetime")[0][0]
+    table = run.tables["trials"].assign(stale=0)
+    beside(monkeypatch, run, replace(run, tables={**run.tables, "trials": table}))
+    found = {line.cell: line.finding for line in compare("a", "b").rates}
+    assert found["stale, spec_status/unpatched/control"] == "B lower"
+    assert found["stale, spec_status/record_stream/protected"] == "no difference seen"
+    run = load_runs([_ROOT], "kernels")[0][0]
+    samples = run.tables["samples"].copy()
+    samples.loc[samples["arm"] == "report", "microseconds"] *= 2
+    beside(monkeypatch, run, replace(run, tables={**run.tables, "samples": samples}))
+    slower = [one for one in compare("a", "b").ratios if one.name.startswith("time of report over")]
+    assert slower
+    assert all(one.ratio == pytest.approx(2) and one.low > 1 for one in slower)
