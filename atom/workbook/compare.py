@@ -54,15 +54,15 @@ class RateLine:
 
 @dataclass(frozen=True)
 class RatioLine:
-    """A quotient of B to A of one figure, with its bootstrap interval."""
+    """A quotient of B to A of one figure, with its bootstrap interval if it has repeats."""
 
     name: str
     unit: str
     a: float
     b: float
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,8 @@ def _result(experiment: str, a: Side, b: Side, allowed: tuple[str, ...]) -> Resu
         "chance where nothing differs",
         "intervals of trials that come in processes are clustered by process; 0 stale is no proof",
     ]
+    if experiment != "race":
+        notes.append("trials of one process or engine are counted as if they were independent")
     if not same:
         notes.append(
             "different machines or kinds of evidence: times are left out, only figures "
@@ -210,6 +212,9 @@ def _result(experiment: str, a: Side, b: Side, allowed: tuple[str, ...]) -> Resu
 
 def _ratio(name: str, a: TimeRatio, b: TimeRatio, unit: str) -> RatioLine:
     ratio, low, high = b.over(a, _BOOTSTRAP_SEED)
+    if min(len(a.top), len(b.top)) < 2:
+        # resampling one value would give an interval without width
+        return RatioLine(name, unit, a.value, b.value, ratio, None, None)
     return RatioLine(name, unit, a.value, b.value, ratio, low, high)
 
 
@@ -241,7 +246,8 @@ def as_markdown(result: Result) -> str:
             "|---|---|---:|---:|---:|---:|",
         ]
         for one in result.ratios:
-            interval = f"[{one.low:.2f}, {one.high:.2f}]"
+            known = one.low is not None and one.high is not None
+            interval = f"[{one.low:.2f}, {one.high:.2f}]" if known else "one value"
             cells = [
                 one.name,
                 one.unit,
