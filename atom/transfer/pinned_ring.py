@@ -182,9 +182,11 @@ class PinnedRing:
         return slot
 
     def _wait_for_one_free(self) -> None:
-        """Wait for a slot that nobody holds, but that a dropped payload's kernel may still write.
+        """Wait for a slot that nobody holds, but that queued work may still use.
 
-        A slot that its reader gave back is not among them: its transfer was waited on.
+        That is a dropped payload's kernel, or a staged input whose copy has not run: a host that
+        runs too far ahead is slowed down. A transfer to the host that its reader gave back is not
+        among them: it was waited on.
         """
         for free in self._free.values():
             if free:
