@@ -42,7 +42,7 @@ def test_its_sweeps_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(sweeps) == 2
     for command in sweeps:
         assert main([*command, "--dry-run"]) == 0
-    assert "engines on virtual" in capsys.readouterr().out
+    assert "points on the virtual device" in capsys.readouterr().out
 
 
 def test_its_server_has_these_options() -> None:
