@@ -59,11 +59,8 @@ def decode_tiling(
     queries = max(1, min(max_query_len, 64 // ratio))
     rows = max(16, triton.next_power_of_2(queries * ratio))
     keys = min(128, 8192 // wide) // (2 if element_bytes > 2 else 1)
-    if element_bytes > 2:
-        stages = 1
-    else:
-        # two buffers of keys and values, and the block table's load before them
-        stages = 2 if hip else 5
+    # on CUDA two buffers of keys and values, and the block table's load before them
+    stages = 1 if element_bytes > 2 else 2 if hip else 5
     return Tiling(queries, rows, keys, 8 if rows > 64 else 4, stages)
 
 
