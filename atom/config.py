@@ -92,6 +92,11 @@ class Settings(BaseModel):
             faults = "\n".join(f"  {cls._describe(fault)}" for fault in error.errors())
             raise BadInput(f"{where}:\n{faults}") from None
 
+    def with_defaults(self, values: Mapping[str, Any]) -> Self:
+        """These settings with ``values`` in place of defaults; what was given stays."""
+        given = self.model_fields_set
+        return self.model_copy(update={k: v for k, v in values.items() if k not in given})
+
     @classmethod
     def _describe(cls, fault: Any) -> str:
         path = [str(part) for part in fault["loc"]]

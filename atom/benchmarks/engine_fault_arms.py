@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from atom.benchmarks.arms import choose_arms
 from atom.config import CopyProtocol, DeviceChoice, GuardMode, Settings
 from atom.errors import BadInput
 from atom.model_engine.engine_settings import StatusCheck
@@ -88,8 +89,7 @@ class EngineFaultSettings(Settings):
 
 def quick(settings: EngineFaultSettings) -> EngineFaultSettings:
     """A small version of the experiment; values that were given stay."""
-    given = settings.model_fields_set
-    return settings.model_copy(update={k: v for k, v in QUICK.items() if k not in given})
+    return settings.with_defaults(QUICK)
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,7 @@ def build_arms(settings: EngineFaultSettings) -> list[FaultArm]:
     Raises:
         BadInput: an unknown arm.
     """
-    known = [arm.name for arm in ARMS]
-    for name in settings.only:
-        if name not in known:
-            raise BadInput(f"only: no arm {name!r}; known: {', '.join(known)}")
-    wanted = {*(settings.only or known), REFERENCE}
-    return [arm for arm in ARMS if arm.name in wanted]
+    return choose_arms(ARMS, settings.only, REFERENCE)
 
 
 def build_points(settings: EngineFaultSettings) -> list[tuple[int, FaultArm]]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from atom.benchmarks.arms import choose_arms
 from atom.config import DeviceChoice, Settings
-from atom.errors import BadInput
 
 EXPERIMENT = "greedy_equality"
 REFERENCE = "no drafts"
@@ -62,8 +62,7 @@ class GreedyEqualitySettings(Settings):
 
 def quick(settings: GreedyEqualitySettings) -> GreedyEqualitySettings:
     """A small version of the experiment; values that were given stay."""
-    given = settings.model_fields_set
-    return settings.model_copy(update={k: v for k, v in QUICK.items() if k not in given})
+    return settings.with_defaults(QUICK)
 
 
 @dataclass(frozen=True)
@@ -109,12 +108,7 @@ def build_arms(settings: GreedyEqualitySettings) -> list[EqualityArm]:
     Raises:
         BadInput: an unknown arm.
     """
-    known = [arm.name for arm in ARMS]
-    for name in settings.only:
-        if name not in known:
-            raise BadInput(f"only: no arm {name!r}; known: {', '.join(known)}")
-    wanted = {*(settings.only or known), REFERENCE}
-    return [arm for arm in ARMS if arm.name in wanted]
+    return choose_arms(ARMS, settings.only, REFERENCE)
 
 
 class GreedyEqualityRow(BaseModel):

@@ -126,8 +126,7 @@ class KernelSpeedSettings(Settings):
 
 def quick(settings: KernelSpeedSettings) -> KernelSpeedSettings:
     """A small version of the experiment; values that were given stay."""
-    given = settings.model_fields_set
-    return settings.model_copy(update={k: v for k, v in _QUICK.items() if k not in given})
+    return settings.with_defaults(_QUICK)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -46,9 +45,7 @@ class EngineFaultSweep(PointSweep[EngineFaultSettings]):
         """See :class:`PointSweep`."""
         settings = EngineFaultSettings.parse(given, where="sweep engine-fault")
         if settings.device is DeviceChoice.ACCELERATOR:
-            wanted = ACCELERATOR | (QUICK_ACCELERATOR if quick else {})
-            more = {k: v for k, v in wanted.items() if k not in settings.model_fields_set}
-            return settings.model_copy(update=more)
+            return settings.with_defaults(ACCELERATOR | (QUICK_ACCELERATOR if quick else {}))
         return make_quick(settings) if quick else settings
 
     def recorded(self, settings: dict[str, Any], where: str) -> EngineFaultSettings:
@@ -88,10 +85,6 @@ class EngineFaultSweep(PointSweep[EngineFaultSettings]):
                 # an error of a foreign library may name a file or a host
                 clean = row.model_copy(update={"error": redact(row.error)})
                 yield _record_id(row.point_id), {"arms": [clean]}
-
-    def results(self, run: Run) -> dict[str, Any]:
-        """See :class:`PointSweep`."""
-        return {"rows": json.loads(run.tables["arms"].to_json(orient="records"))}
 
     def text(self, run: Run) -> str:
         """See :class:`PointSweep`."""

@@ -24,6 +24,7 @@ from atom.benchmarks.engine_speed_settings import (
 from atom.device import Device
 from atom.workbook.engine_speed_analysis import ArmSpeed, Goal, Ratio, goals, summarise
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
+from atom.workbook.provenance import package_version
 from atom.workbook.records import Run
 from atom.workbook.sweep_progress import SweepProgress
 
@@ -61,7 +62,7 @@ class EngineSpeedSweep(PointSweep[EngineSpeedSettings]):
 
     def facts(self, ready: Any) -> dict[str, Any]:
         """See :class:`PointSweep`."""
-        return {"peers": _peers()}
+        return {"peers": {name: package_version(name) or "not installed" for name in _PEERS}}
 
     def measure(
         self, settings: EngineSpeedSettings, device: Device, ready: Any, done: Collection[str]
@@ -96,18 +97,6 @@ def record_engine_speed(
 ) -> Run:
     """Run the experiment and record it; see :func:`record_points`."""
     return record_points(SWEEP, settings, root, progress, resume)
-
-
-def _peers() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in _PEERS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def _setup_text(point: SpeedPoint, settings: EngineSpeedSettings) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,7 @@ class GreedyEqualitySweep(PointSweep[GreedyEqualitySettings]):
         """See :class:`PointSweep`."""
         settings = GreedyEqualitySettings.parse(given, where="sweep greedy-equality")
         if settings.device is DeviceChoice.ACCELERATOR:
-            more = {k: v for k, v in ACCELERATOR.items() if k not in settings.model_fields_set}
-            settings = settings.model_copy(update=more)
+            settings = settings.with_defaults(ACCELERATOR)
         return make_quick(settings) if quick else settings
 
     def recorded(self, settings: dict[str, Any], where: str) -> GreedyEqualitySettings:
@@ -69,10 +67,6 @@ class GreedyEqualitySweep(PointSweep[GreedyEqualitySettings]):
         """See :class:`PointSweep`."""
         for row in measure_greedy_equality(device, ready, settings, done):
             yield row.point_id, {"arms": [row]}
-
-    def results(self, run: Run) -> dict[str, Any]:
-        """See :class:`PointSweep`."""
-        return {"rows": json.loads(run.tables["arms"].to_json(orient="records"))}
 
     def text(self, run: Run) -> str:
         """See :class:`PointSweep`."""

@@ -21,11 +21,15 @@ from atom.device import Device
 from atom.errors import BadInput
 from atom.workbook.kernel_analysis import ArmSummary, summarise
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
+from atom.workbook.provenance import package_version
 from atom.workbook.records import Run
 from atom.workbook.sweep_progress import SweepProgress
 
 #: seconds of a point (compilation of the peers' kernels included), for the estimate
 _POINT_SECONDS = 1.6
+
+#: libraries that are compared with
+_PEERS = ("flash-linear-attention", "fla-core", "transformers", "causal-conv1d")
 
 
 class KernelSweep(PointSweep[KernelSpeedSettings]):
@@ -67,7 +71,8 @@ class KernelSweep(PointSweep[KernelSpeedSettings]):
 
     def facts(self, ready: GraphBench) -> dict[str, Any]:
         """See :class:`PointSweep`."""
-        return {"kernels": {"cold_bytes": ready.cold_bytes, **_peers()}}
+        peers = {name: package_version(name) or "not installed" for name in _PEERS}
+        return {"kernels": {"cold_bytes": ready.cold_bytes, **peers}}
 
     def measure(
         self,
@@ -100,19 +105,6 @@ def record_kernels(
 ) -> Run:
     """Run the experiment and record it; see :func:`record_points`."""
     return record_points(SWEEP, settings, root, progress, resume)
-
-
-def _peers() -> dict[str, str]:
-    """Versions of the libraries that are compared with, where installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in ("flash-linear-attention", "fla-core", "transformers", "causal-conv1d"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def result_text(summaries: Sequence[ArmSummary]) -> str:

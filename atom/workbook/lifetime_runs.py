@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ class LifetimeSweep(PointSweep[LifetimeSettings]):
 
     command = "lifetime"
     experiment = EXPERIMENT
+    table = "trials"
     takes = frozenset({"trials"})
     why_not = "it is one process; see --trials N"
     only = "paths"
@@ -66,10 +66,6 @@ class LifetimeSweep(PointSweep[LifetimeSettings]):
             if _record_id(point) not in done:
                 row = run_point(device, ready, point, settings.trials, settings.park_seconds)
                 yield _record_id(point), {"trials": [row]}
-
-    def results(self, run: Run) -> dict[str, Any]:
-        """See :class:`PointSweep`."""
-        return {"rows": json.loads(run.tables["trials"].to_json(orient="records"))}
 
     def text(self, run: Run) -> str:
         """See :class:`PointSweep`."""

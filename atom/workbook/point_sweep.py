@@ -68,6 +68,8 @@ class PointSweep(ABC, Generic[S]):
     command: ClassVar[str]
     #: key of the record tables
     experiment: ClassVar[str]
+    #: its rows' table
+    table: ClassVar[str] = "arms"
     #: of ``--trials`` and ``--processes``, those that it takes
     takes: ClassVar[frozenset[str]] = frozenset()
     #: why it takes no other
@@ -93,9 +95,9 @@ class PointSweep(ABC, Generic[S]):
     def measure(self, settings: S, device: Device, ready: Any, done: Collection[str]) -> Measured:
         """Run the points whose record identity is not in ``done``."""
 
-    @abstractmethod
     def results(self, run: Run) -> dict[str, Any]:
-        """What ``--json`` prints besides the run's folder."""
+        """What ``--json`` prints besides the run's folder: the rows, unless there is more."""
+        return {"rows": json.loads(run.tables[self.table].to_json(orient="records"))}
 
     @abstractmethod
     def text(self, run: Run) -> str:

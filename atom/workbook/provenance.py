@@ -233,9 +233,9 @@ def collect_provenance(
         driver=device_properties.driver,
         runtime=device_properties.runtime,
         torch=torch.__version__,
-        triton=_version("triton"),
+        triton=package_version("triton"),
         python=platform.python_version(),
-        numpy=_version("numpy") or "unknown",
+        numpy=package_version("numpy") or "unknown",
         commit=commit,
         dirty=dirty,
         settings=redact(dict(settings)),
@@ -253,8 +253,8 @@ def changed_software(recorded: Provenance) -> list[str]:
     now = {
         "commit": source_commit()[0],
         "torch": torch.__version__,
-        "triton": _version("triton"),
-        "numpy": _version("numpy"),
+        "triton": package_version("triton"),
+        "numpy": package_version("numpy"),
         "python": platform.python_version(),
         "environment": relevant_environment(),
     }
@@ -265,7 +265,8 @@ def changed_software(recorded: Provenance) -> list[str]:
     ]
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Version of an installed package, or ``None``."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,30 @@
+"""Choosing the arms of an experiment by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from atom.errors import BadInput
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Arm = TypeVar("Arm", bound=_Named)
+
+
+def choose_arms(arms: Sequence[Arm], only: Sequence[str], reference: str) -> list[Arm]:
+    """The arms that ``only`` names (empty: all), the reference among them, in their order.
+
+    Raises:
+        BadInput: an unknown arm.
+    """
+    known = [arm.name for arm in arms]
+    for name in only:
+        if name not in known:
+            raise BadInput(f"only: no arm {name!r}; known: {', '.join(known)}")
+    wanted = {*(only or known), reference}
+    return [arm for arm in arms if arm.name in wanted]
