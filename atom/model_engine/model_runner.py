@@ -165,8 +165,8 @@ class ModelRunner:
         )
         self.kernels.forward(shape, metadata, block_tables, input_ids, batch.produces_output)
         if batch.produces_output:
-            self._send_sampling(batch)
-            self._sample_and_send(batch, shape, metadata, forced=False)
+            greedy = self._send_sampling(batch)
+            self._sample_and_send(batch, shape, metadata, greedy=greedy, forced=False)
         if settings.draft_tokens:
             next_ids = device.empty(prompt.next_ids.shape, torch.int64)
             self._staging.send(next_ids, prompt.next_ids)
@@ -191,14 +191,15 @@ class ModelRunner:
             self._staging.send(
                 buffers.forced_bonus, padded_counts(forced_bonus, settings.max_num_seqs)
             )
-        self._send_sampling(batch)
+        greedy = self._send_sampling(batch)
         shape = self.kernels.decode_shape(padded)
         graphs = self._graphs.get(padded)
         if graphs is None:
             self.kernels.decode_forward(shape)
         else:
             graphs.forward.replay()
-        self._sample_and_send(batch, shape, buffers.metadata, forced=forced_bonus is not None)
+        forced = forced_bonus is not None
+        self._sample_and_send(batch, shape, buffers.metadata, greedy=greedy, forced=forced)
         if settings.draft_tokens:
             if graphs is None or graphs.draft is None:
                 self.kernels.decode_draft(shape)
@@ -214,9 +215,10 @@ class ModelRunner:
         if count:
             self._staging.send(self.buffers.block_tables[:count], self._tables.values[:count])
 
-    def _send_sampling(self, batch: ScheduledBatch) -> None:
+    def _send_sampling(self, batch: ScheduledBatch) -> bool:
+        """Send how each request draws its tokens, unless none does. Returns whether none does."""
         if all_greedy(batch):
-            return
+            return True
         numbers, top_k, seeds = sampling_arrays(
             batch, self.settings.max_num_seqs, self.settings.seed
         )
@@ -224,10 +226,17 @@ class ModelRunner:
         self._staging.send(buffers.temperature_top_p, numbers)
         self._staging.send(buffers.top_k, top_k)
         self._staging.send(buffers.seeds, seeds)
+        return False
 
     # -- to the host
     def _sample_and_send(
-        self, batch: ScheduledBatch, shape: StepShape, metadata: Tensor, *, forced: bool
+        self,
+        batch: ScheduledBatch,
+        shape: StepShape,
+        metadata: Tensor,
+        *,
+        greedy: bool,
+        forced: bool,
     ) -> None:
         """Sample into fresh payloads, then send them: the status first, the host waits on it.
 
@@ -272,8 +281,8 @@ class ModelRunner:
                 rows,
                 shape.tokens,
                 shape.is_prefill,
-                all_greedy(batch),
-                any_filter(batch),
+                greedy,
+                not greedy and any_filter(batch),
                 forced,
                 epoch_tag(step, PayloadKind.SPEC_STATUS) if ids.layout.tagged else 0,
                 _tag(ids),
@@ -324,7 +333,7 @@ class ModelRunner:
     def receive_output(self) -> StepOutput:
         """See :class:`atom.model_engine.step_runner.StepRunner`."""
         expected = self._outputs.popleft()
-        drafts, drafts_fault, ids_fault = None, None, None
+        drafts_fault, ids_fault = None, None
         try:
             ids, logprobs = self.processor.recv_async_output()
         except StalePayload as error:
@@ -332,7 +341,7 @@ class ModelRunner:
         if self.settings.draft_tokens:
             # also behind stale ids: each step's drafts are received once
             try:
-                drafts = self.processor.draft_ids.receive()
+                self.processor.draft_ids.receive()
             except StalePayload as error:
                 drafts_fault = str(error)
         if ids_fault is not None:
@@ -343,12 +352,7 @@ class ModelRunner:
         if logprobs is not None:
             found = logprobs[: expected.rows].tolist()
             values = [row[: len(ids)] for row, ids in zip(found, tokens, strict=True)]
-        return StepOutput(
-            tokens,
-            values,
-            None if drafts is None else drafts[: expected.rows].tolist(),
-            drafts_fault,
-        )
+        return StepOutput(tokens, values, drafts_fault)
 
     def resolve_ell(self) -> dict[int, int]:
         """See :class:`atom.model_engine.step_runner.StepRunner`."""

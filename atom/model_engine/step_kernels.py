@@ -70,27 +70,23 @@ def _caches(pools: Tensors) -> ModelCaches:
 
 
 def _metadata(
-    model: StepModel,
     reads: Tensors,
-    scratch: Tensors,
+    inputs: StepInputs,
     rows: int,
     tokens: int,
     max_query_len: int,
     max_context_len: int,
     is_prefill: bool,
-) -> tuple[AttentionMetadata, StepInputs]:
+) -> AttentionMetadata:
     """Metadata from the inputs that :func:`forward` has derived."""
-    metadata, block_tables = reads[0][:, :rows], reads[1][:rows]
-    inputs = _inputs(scratch, rows)
-    meta = inputs.attention_metadata(
-        metadata,
-        block_tables,
+    return inputs.attention_metadata(
+        reads[0][:, :rows],
+        reads[1][:rows],
         tokens,
         max_query_len=max_query_len,
         max_context_len=max_context_len,
         is_prefill=is_prefill,
     )
-    return meta, inputs
 
 
 def forward(
@@ -126,9 +122,7 @@ def forward(
     else:
         decode_inputs(metadata, block_tables, reads[2], tokens, model.block_size, out=inputs)
         input_ids = inputs.input_ids[:tokens]
-    meta, _ = _metadata(
-        model, reads, scratch, rows, tokens, max_query_len, max_context_len, is_prefill
-    )
+    meta = _metadata(reads, inputs, rows, tokens, max_query_len, max_context_len, is_prefill)
     caches = _caches(pools)
     with torch.no_grad(), mapped_pool(caches.conv_state, caches.recurrent_state):
         hidden = model.target(input_ids, meta, caches, guard=model.guard, record=record)
@@ -241,17 +235,16 @@ def draft(
     """
     model: StepModel = lookup(handle)
     assert model.mtp is not None
-    input_ids, hidden, num_bonus, next_token = (tensor for tensor in reads[2:6])
+    input_ids, hidden, num_bonus, next_token = reads[2:6]
     token_table, draft_ids, confidence = writes[:3]
     scratch, kv_cache = writes[3:8], writes[8]
-    meta, _ = _metadata(
-        model, reads, scratch, rows, tokens, max_query_len, max_context_len, is_prefill
-    )
-    groups = metadata_groups(reads[0], rows)
+    inputs = _inputs(scratch, rows)
+    meta = _metadata(reads, inputs, rows, tokens, max_query_len, max_context_len, is_prefill)
+    place = _table_rows(reads[0][STATE_SLOTS, :rows], token_table)
     num_bonus, next_token = num_bonus[:rows], next_token[:rows]
     # accepted drafts, then the token behind them: what the sampler put into its payload
     column = torch.arange(token_table.shape[1], device=hidden.device)
-    sampled = token_table[_table_rows(groups, token_table)].roll(-1, 1)
+    sampled = token_table[place].roll(-1, 1)
     sampled = torch.where(column < num_bonus[:, None], sampled, next_token[:, None])
     sampled = torch.where(column <= num_bonus[:, None], sampled, -1)
     with torch.no_grad():
@@ -270,7 +263,7 @@ def draft(
         drafts = draft_further(model.mtp, states, meta, kv_cache, plan)
     draft_ids[:rows] = drafts.ids
     confidence[:rows] = drafts.confidence
-    token_table[_table_rows(groups, token_table), 1:] = drafts.ids
+    token_table[place, 1:] = drafts.ids
 
 
 def publish_drafts(reads: Tensors, writes: Tensors, tag: int) -> None:
@@ -279,11 +272,6 @@ def publish_drafts(reads: Tensors, writes: Tensors, tag: int) -> None:
     data.copy_(reads[0][: data.shape[0]])
     if len(writes) > 1:
         writes[1].fill_(tag)
-
-
-def metadata_groups(metadata: Tensor, rows: int) -> Tensor:
-    """State groups of the rows, int64."""
-    return metadata[STATE_SLOTS, :rows].long()
 
 
 def save_states(reads: Tensors, writes: Tensors, *pairs: int) -> None:

@@ -32,14 +32,12 @@ class StepOutput:
     Attributes:
         token_ids: accepted tokens of each row, 1 to 1 + draft tokens.
         logprobs: their log-probabilities, or ``None``.
-        draft_ids: drafts for the next step of each row; ``None`` without speculation, or if they
-            were lost on the way (the device keeps its own).
-        drafts_fault: how they were lost, in words, or ``None``.
+        drafts_fault: how the next step's drafts were lost on the way, in words, or ``None``. The
+            device verifies its own: the host only takes its copy off the queue.
     """
 
     token_ids: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]] | None = None
-    draft_ids: Sequence[Sequence[int]] | None = None
     drafts_fault: str | None = None
 
 
