@@ -11,6 +11,7 @@ from atom.benchmarks.greedy_equality_rows import GreedyEqualityRow
 from atom.benchmarks.kernel_rows import KernelRow
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
 from atom.benchmarks.source_lifetime_rows import LifetimeRow
+from atom.benchmarks.throughput_rows import ThroughputRequestRow, ThroughputRow, TierCauseRow
 from atom.errors import BadInput
 from atom.lifetime.detector_rows import DetectorRow, SlowdownRow
 
@@ -32,6 +33,11 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
         "programs": ForeignRow,
         "findings": ForeignFindingRow,
         "blind_spots": BlindSpotRow,
+    },
+    "throughput": {
+        "points": ThroughputRow,
+        "requests": ThroughputRequestRow,
+        "causes": TierCauseRow,
     },
 }
 
@@ -60,6 +66,11 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "programs": ("program",),
         "findings": ("program", "number"),
         "blind_spots": ("program", "number"),
+    },
+    "throughput": {
+        "points": ("point_id",),
+        "requests": ("point_id", "number"),
+        "causes": ("point_id", "what", "kind", "cause"),
     },
 }
 
