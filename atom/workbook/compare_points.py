@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import pandas as pd
@@ -11,8 +11,10 @@ import pandas as pd
 from atom.benchmarks.engine_speed_rows import SpeedArm
 from atom.benchmarks.kernel_rows import Question
 from atom.errors import BadInput
+from atom.evidence import Evidence
 from atom.workbook.compare_model import Comparison, Rate, Side, TimeRatio
 from atom.workbook.kernel_analysis import BASES
+from atom.workbook.lifetime_published import published_points
 from atom.workbook.race_analysis import label_of
 from atom.workbook.records import Run
 
@@ -115,7 +117,7 @@ def _speed_ratios(run: Run) -> Ratios:
                     yield name, TimeRatio(values, arms[base])
 
 
-def _comparison(figures: _Figures) -> Comparison:
+def _comparison(experiment: str, figures: _Figures) -> Comparison:
     def whole(run: Run) -> Side:
         rates = {
             cell: Rate((events,), (trials,), clustered=False)
@@ -137,17 +139,57 @@ def _comparison(figures: _Figures) -> Comparison:
         )
 
     def published() -> NoReturn:
-        raise BadInput("compare: nothing published can be compared with a run of this experiment")
+        raise BadInput(
+            f"compare: the source publishes no counts that a run of {experiment} repeats (only of "
+            "race and lifetime); compare two runs instead"
+        )
 
     return Comparison(whole, published, whole)
 
 
+def _published_cells() -> dict[str, tuple[str, Rate]]:
+    """Point of our experiment to its cell's name and published count."""
+    return {
+        one.point_id: (
+            f"stale, {one.path}, {one.arm}",
+            Rate((one.stale,), (one.trials,), clustered=False),
+        )
+        for one in published_points()
+    }
+
+
+def _published_lifetime() -> Side:
+    machine = published_points()[0].machine
+    return Side(
+        label=f"the published lifetime test ({machine}, as stated; load and seed not stated)",
+        evidence=Evidence.PUBLISHED,
+        machine=machine,
+        run_id=None,
+        conditions={},
+        rates=dict(_published_cells().values()),
+    )
+
+
+def _lifetime_as_published(run: Run) -> Side:
+    side = COMPARISONS["lifetime"].whole(run)
+    rates = {
+        cell: side.rates[own]
+        for point_id, (cell, _) in _published_cells().items()
+        if (own := f"stale, {point_id}") in side.rates
+    }
+    return replace(side, rates=rates)
+
+
 COMPARISONS = {
-    "lifetime": _comparison(_Figures(_lifetime)),
-    "kernels": _comparison(
-        _Figures(ratios=_kernel_ratios, times=_kernel_times, base="x its own base")
-    ),
-    "engine_fault": _comparison(_Figures(_fault_rates, _stale_values, base="x the token budget")),
-    "engine_speed": _comparison(_Figures(ratios=_speed_ratios, base="x its own base")),
-    "greedy_equality": _comparison(_Figures(_greedy)),
+    name: _comparison(name, figures)
+    for name, figures in {
+        "lifetime": _Figures(_lifetime),
+        "kernels": _Figures(ratios=_kernel_ratios, times=_kernel_times, base="x its own base"),
+        "engine_fault": _Figures(_fault_rates, _stale_values, base="x the token budget"),
+        "engine_speed": _Figures(ratios=_speed_ratios, base="x its own base"),
+        "greedy_equality": _Figures(_greedy),
+    }.items()
 }
+COMPARISONS["lifetime"] = replace(
+    COMPARISONS["lifetime"], published=_published_lifetime, as_published=_lifetime_as_published
+)

@@ -20,9 +20,10 @@ from atom.lifetime.compare_detectors import expected_kinds, load_scenarios
 from atom.lifetime.detector_rows import Detector, Result
 from atom.lifetime.sanitizer import sanitizer
 from atom.workbook.detector_record import EXPERIMENT as DETECTORS
+from atom.workbook.lifetime_published import published_points
 from atom.workbook.lifetime_runs import record_lifetime
 from atom.workbook.notebook_progress import notebook_progress
-from atom.workbook.records import Run, load_published, load_runs
+from atom.workbook.records import Run, load_runs
 from atom.workbook.sweep_progress import SweepProgress
 
 
@@ -158,22 +159,15 @@ def beside_published(trials: dict[Evidence, pd.DataFrame]) -> pd.DataFrame:
     Args:
         trials: rows of the trials table, by kind of evidence.
     """
-    arms = {"holds": (CopyProtocol.HOLD, PROTECTED), "control": (CopyProtocol.HOLD, CONTROL)}
     found = {kind: seven_paths(rows) for kind, rows in trials.items()}
     table: dict[str, dict[str, str]] = {}
-    for row in load_published("lifetime_controls").itertuples():
-        protocol, arm = arms.get(str(row.arm), (CopyProtocol.UNPATCHED, CONTROL))
-        path = "clean" if row.path == "clean()" else str(row.path).replace(" ", "_")
-        line = table.setdefault(str(row.path), {"path": str(row.path)})
-        line[f"{row.arm}: published"] = f"{row.stale_trials}/{row.trials}"
+    for point in published_points():
+        line = table.setdefault(point.path, {"path": point.path})
+        line[f"{point.arm}: published"] = f"{point.stale}/{point.trials}"
         for kind, rows in found.items():
-            own = rows[
-                (rows["path"] == path.replace("-", "_"))
-                & (rows["protocol"] == str(protocol))
-                & (rows["arm"] == arm)
-            ]
+            own = rows[rows["point_id"] == point.point_id]
             counts = [f"{one.stale}/{one.trials}" for one in own.itertuples()]
-            line[f"{row.arm}: {kind}"] = counts[0] if counts else "–"
+            line[f"{point.arm}: {kind}"] = counts[0] if counts else "–"
     return pd.DataFrame(list(table.values()))
 
 

@@ -50,8 +50,27 @@ def test_each_experiment(experiment: str, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(BadInput, match="seed is 42 in A, 7 in B"):
         compare("a", "b")
     assert compare("a", "b", ["seed"]).allowed
-    with pytest.raises(BadInput, match="nothing published"):
-        compare("published", "b")
+    if experiment != "lifetime":
+        with pytest.raises(BadInput, match=f"a run of {experiment} repeats"):
+            compare("published", "b")
+
+
+def test_a_lifetime_run_beside_the_published_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_runs([_ROOT], "lifetime")[0][0]
+    beside(monkeypatch, run, run)
+    result = compare("published", "b")
+    assert not result.same_gpu
+    assert len(result.rates) == 7 * 3
+    assert not result.only_a + result.only_b + result.ratios
+    counts = {line.cell: (line.a.stale, line.a.trials, line.b.trials) for line in result.rates}
+    assert counts["stale, ell one-off, unmodified main"] == (20, 20, 50)
+    assert {line.finding for line in result.rates} == {"no difference seen"}
+    # each cell has rows of its own: a change of one point shows in that one alone
+    table = run.tables["trials"].copy()
+    table.loc[table["point_id"] == "clean/hold/protected", "stale"] = 50
+    beside(monkeypatch, run, replace(run, tables={**run.tables, "trials": table}))
+    standing = [line.cell for line in compare("b", "published").rates if line.finding == "B lower"]
+    assert standing == ["stale, clean(), holds"]
 
 
 def test_a_changed_count_and_a_slower_arm_stand_out(monkeypatch: pytest.MonkeyPatch) -> None:
