@@ -148,7 +148,8 @@ class ThroughputRow(BaseModel):
     """Of a decode step's status, from its last kernel to its landing, by the device's clock."""
     status_wait_p50_us: float | None = Field(ge=0)
     status_wait_p99_us: float | None = Field(ge=0)
-    """How long the host was blocked for a status, its step's compute included."""
+    """How long the host was blocked for a decode step's status, compute included (virtual device:
+    by its own clock, as the latencies)."""
     decode_steps: int | None = Field(ge=0)
     prefill_steps: int | None = Field(ge=0)
     middle_chunks: int | None = Field(ge=0)
@@ -177,7 +178,7 @@ class ThroughputRow(BaseModel):
     hbm_checkpoint_bytes: int | None = Field(ge=0)
     """State checkpoints on the device."""
     working_set_bytes: int | None = Field(ge=0)
-    """KV of all prefixes that the live sessions of this concurrency can come back to."""
+    """KV of the live sessions at their longest: the mean session's, times the concurrency."""
     device_peak_bytes: int | None = Field(ge=0)
     """Most memory that the process had allocated on the device."""
     host_peak_bytes: int | None = Field(ge=0)

@@ -1,0 +1,129 @@
+"""Runs one point of the throughput experiment as a process of its own, and watches it to its end.
+
+Whatever becomes of the process is an outcome. It tells what it knows as it goes, one JSON object a
+line of a file, so that a point that is killed still has its counters. Imports the standard library
+alone: a worker of a cluster needs no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+COMMAND = (sys.executable, "-m", "atom.benchmarks.throughput_point")
+#: exit codes of a point's process beside 0
+DIED = 3
+OUT_OF_MEMORY = 4
+START_FAILED = 5
+LOAD_FAILED = 6
+GUARD_ERROR = 7
+#: of ``timeout`` and of a shell that was told to end a command
+_KILLED_WAIT_SECONDS = 10.0
+_TAIL_BYTES = 20_000
+
+
+def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str, Any]:
+    """Run a point in a process of its own and wait for its end.
+
+    The process reads the job from standard input, which stays open: it ends itself when this
+    process dies and the pipe closes. It is killed, with all that it has started, at its limit and
+    when this call is interrupted.
+
+    Args:
+        job: JSON values. ``limit_seconds``: its time limit. ``environment``: variables to set.
+            ``log``: where its output goes; ``None`` forgets it. All else is the process's own.
+        command: starts the process.
+
+    Returns:
+        ``told``: what the process told, by name, ``wall_seconds``, ``exit_code``, ``timed_out``,
+        ``last_words``: the last line that it wrote.
+    """
+    environment = {**os.environ, **job.get("environment", {})}
+    with tempfile.TemporaryDirectory(prefix="atom-point-") as folder:
+        told = Path(folder) / "told.jsonl"
+        log_path = Path(job["log"]) if job.get("log") else Path(folder) / "log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                assert process.stdin is not None
+                line = json.dumps({**job, "told": str(told)}) + "\n"
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(line.encode())
+                    process.stdin.flush()
+                timed_out = _wait(process, job["limit_seconds"] - (time.monotonic() - began))
+            finally:
+                _end(process)
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()  # type: ignore[union-attr]
+        return {
+            "told": read_told(told),
+            "wall_seconds": time.monotonic() - began,
+            "exit_code": process.returncode,
+            "timed_out": timed_out,
+            "last_words": _last_line(log_path),
+        }
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its own, if it still runs."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(_KILLED_WAIT_SECONDS)
+
+
+def read_told(path: Path) -> dict[str, Any]:
+    """All that a process told, later lines over earlier ones; a line cut by its end is left out."""
+    told: dict[str, Any] = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                told.update(json.loads(line))
+    return told
+
+
+def _last_line(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def exit_text(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"its process ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    # the kernel kills so when the host's memory is full, and so does anybody else
+    return f"its process was killed by {name}"
