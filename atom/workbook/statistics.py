@@ -39,6 +39,45 @@ def wilson_interval(k: int, n: int, confidence: float = 0.95) -> _Interval:
     return low, high
 
 
+def poisson_interval(events: int, exposure: float, confidence: float = 0.95) -> _Interval:
+    """Exact interval of a rate of events per unit of exposure (Garwood).
+
+    Args:
+        events: counted, 0 or more.
+        exposure: watched, above 0, e.g. hours; the ends are events per unit of it.
+        confidence: between 0 and 1.
+
+    Source: Garwood, Biometrika 28 (1936) 437-442.
+    """
+    _check_exposure(events, exposure)
+    _check_count(0, 1, confidence)
+    tail = (1 - confidence) / 2
+    low = 0.0 if events == 0 else float(stats.chi2.ppf(tail, 2 * events)) / 2
+    return low / exposure, float(stats.chi2.ppf(1 - tail, 2 * events + 2)) / 2 / exposure
+
+
+def poisson_ratio_interval(
+    events_a: int, exposure_a: float, events_b: int, exposure_b: float, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """Two rates of events compared: how many times the first is the second.
+
+    Given their sum, the first count is binomial with a share that the rates and exposures fix, so
+    an exact interval of that share is one of the ratio.
+
+    Returns:
+        Low end, high end (infinity without an event in ``b``), two-sided p-value of equal rates.
+    """
+    _check_exposure(events_a, exposure_a)
+    _check_exposure(events_b, exposure_b)
+    events = events_a + events_b
+    if events == 0:
+        return 0.0, math.inf, 1.0
+    low, high = exact_interval(events_a, events, confidence)
+    odds = exposure_b / exposure_a
+    p = float(stats.binomtest(events_a, events, exposure_a / (exposure_a + exposure_b)).pvalue)
+    return low / (1 - low) * odds, math.inf if high == 1 else high / (1 - high) * odds, p
+
+
 def clustered_interval(
     stale_per_process: Sequence[int], trials_per_process: Sequence[int], confidence: float = 0.95
 ) -> tuple[float, float, float]:
@@ -192,6 +231,11 @@ def bootstrap_ratio(
     tail = (1 - confidence) / 2
     low, high = np.quantile(draws_a / draws_b, [tail, 1 - tail])
     return float(of(top, axis=0) / of(bottom, axis=0)), float(low), float(high)
+
+
+def _check_exposure(events: int, exposure: float) -> None:
+    if events < 0 or not 0 < exposure < math.inf:
+        raise ValueError(f"need 0 or more events in an exposure above 0, got {events}, {exposure}")
 
 
 def _check_count(k: float, n: float, confidence: float) -> None:

@@ -15,6 +15,8 @@ from atom.workbook.statistics import (
     clustered_interval,
     exact_interval,
     fisher_exact,
+    poisson_interval,
+    poisson_ratio_interval,
     process_interval,
     smallest_detectable_difference,
     smallest_visible_rate,
@@ -153,6 +155,27 @@ def test_fisher_of_the_crash_history() -> None:
     assert fisher_exact(3, 6, 3, 6) == pytest.approx(1.0)
 
 
+@given(st.integers(0, 50), st.floats(0.1, 100))
+def test_poisson_ends_are_where_the_count_becomes_unlikely(events: int, exposure: float) -> None:
+    low, high = poisson_interval(events, exposure)
+    assert stats.poisson.cdf(events, high * exposure) == pytest.approx(0.025)
+    if events:
+        assert stats.poisson.sf(events - 1, low * exposure) == pytest.approx(0.025)
+    else:
+        assert low == 0
+
+
+def test_poisson_ratio_of_the_crash_history() -> None:
+    low, high, p = poisson_ratio_interval(4, 2.5, 0, 6.0)
+    # all four in the first, by its share of the exposure; the other tail is less likely
+    assert p == pytest.approx((2.5 / 8.5) ** 4)
+    share = exact_interval(4, 4)[0]
+    assert low == pytest.approx(share / (1 - share) * 6.0 / 2.5)
+    assert high == math.inf
+    assert poisson_ratio_interval(0, 1.0, 0, 1.0) == (0.0, math.inf, 1.0)
+    assert poisson_ratio_interval(7, 2.0, 7, 2.0)[2] == pytest.approx(1.0)
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.floats(1, 100), min_size=3, max_size=20),
@@ -190,6 +213,9 @@ def test_bootstrap_ratio_covers_the_truth() -> None:
         lambda: bootstrap_ratio([1], [0], seed=0),
         lambda: bootstrap_ratio([], [1], seed=0),
         lambda: smallest_detectable_difference(10, 0.5, power=1),
+        lambda: poisson_interval(-1, 1.0),
+        lambda: poisson_interval(1, 0.0),
+        lambda: poisson_ratio_interval(1, 1.0, 1, math.inf),
     ],
 )
 def test_impossible_input_is_refused(call) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,423 @@
+"""Figures of throughput: points against sessions and pool, ratios, cycles, survival."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from atom.evidence import Evidence
+from atom.workbook.figures import (
+    BLACK,
+    BLUE,
+    EVIDENCE_STYLE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    evidence_handle,
+)
+from atom.workbook.throughput_crashes import HOUR, CrashTimes, Step, Watched, survival
+from atom.workbook.throughput_points import LoadPoint
+
+
+@dataclass(frozen=True)
+class PoolStyle:
+    """Look of one pool size: colour, marker and line style, each distinct by itself."""
+
+    colour: str
+    marker: str
+    linestyle: str | tuple[int, tuple[int, ...]]
+
+
+_NO_POOL = PoolStyle(BLACK, "X", "-")
+_POOLS = (
+    PoolStyle(SKY, "v", "--"),
+    PoolStyle(ORANGE, "s", "-."),
+    PoolStyle(GREEN, "D", ":"),
+    PoolStyle(BLUE, "o", (0, (5, 1, 1, 1, 1, 1))),
+    PoolStyle(VERMILION, "^", (0, (3, 1))),
+    PoolStyle(PURPLE, "P", (0, (1, 1))),
+)
+_TOGETHER = "pool and sessions move together"
+
+#: quantity of a point: axis label and factor
+_PANELS: tuple[tuple[str, str, float], ...] = (
+    ("throughput", "throughput, 1,000 tok/s a GPU", 1e-3),
+    ("requests_per_hour", "requests an hour", 1.0),
+    ("ttft_s", "mean time to first token, s", 1.0),
+    ("itl_p90_ms", "inter-token latency, p90, ms", 1.0),
+    ("cached_share", "prompt tokens from a cache, %", 100.0),
+    ("failed_loads", "state loads that failed, %", 100.0),
+)
+
+
+def pool_styles(points: Sequence[LoadPoint]) -> dict[float | None, PoolStyle]:
+    """A look for each pool size, from the smallest up; one and the same within a figure."""
+    pools = sorted({one.pool_gib for one in points if one.pool_gib is not None})
+    looks: dict[float | None, PoolStyle] = {None: _NO_POOL}
+    looks |= {pool: _POOLS[number % len(_POOLS)] for number, pool in enumerate(pools)}
+    return looks
+
+
+def _pool_name(pool: float | None) -> str:
+    return "no offload" if pool is None else f"{pool:g} GiB"
+
+
+def _pool_handles(looks: dict[float | None, PoolStyle], used: set[float | None]) -> list[Line2D]:
+    return [
+        Line2D(
+            [], [], color=look.colour, marker=look.marker, ls=look.linestyle, label=_pool_name(pool)
+        )
+        for pool, look in looks.items()
+        if pool in used
+    ]
+
+
+def _mark(axes: Axes, x: float, y: float, look: PoolStyle, evidence: Evidence) -> None:
+    fill: Any = EVIDENCE_STYLE[evidence].fill
+    axes.plot(
+        [x],
+        [y],
+        ls="none",
+        marker=look.marker,
+        color=look.colour,
+        fillstyle=fill,
+        markerfacecoloralt="white",
+        markeredgewidth=1.5,
+        zorder=4,
+    )
+
+
+def load_figure(points: Sequence[LoadPoint], evidence: Evidence, title: str) -> Figure:
+    """Throughput, requests, latencies, hits and failures against sessions, a line a pool size.
+
+    A quantity that no point knows has no panel. Where every pool size has one number of sessions
+    only, its points are joined by a thin line that says so.
+    """
+    panels = [
+        panel for panel in _PANELS if any(getattr(one, panel[0]) is not None for one in points)
+    ]
+    columns = 3 if len(panels) > 4 else 2
+    lines = -(-len(panels) // columns)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=(3.75 * columns, 0.6 + 2.75 * lines), sharex=True, squeeze=False
+    )
+    looks = pool_styles(points)
+    moved = _moved_together(points)
+    sessions = sorted({one.concurrency for one in points})
+    for axes, (name, label, factor) in zip(grid.flat, panels, strict=False):
+        known = [one for one in points if getattr(one, name) is not None]
+        for pool, look in looks.items():
+            own = sorted(
+                (one for one in known if one.pool_gib == pool), key=lambda one: one.concurrency
+            )
+            axes.plot(
+                [one.concurrency for one in own],
+                [getattr(one, name) * factor for one in own],
+                color=look.colour,
+                ls=look.linestyle,
+                lw=1.4,
+            )
+            for one in own:
+                _mark(axes, one.concurrency, getattr(one, name) * factor, look, evidence)
+        if moved:
+            chain = [one for one in moved if getattr(one, name) is not None]
+            axes.plot(
+                [one.concurrency for one in chain],
+                [getattr(one, name) * factor for one in chain],
+                color=GREY,
+                lw=1,
+                ls=(0, (1, 2)),
+                zorder=1,
+            )
+        axes.set_title(label, fontsize=10)
+        axes.set_ylim(0, 1.12 * factor * max(getattr(one, name) for one in known) or 1)
+        axes.set_xticks(sessions, [str(count) for count in sessions])
+        axes.margins(x=0.1)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    for axes in list(grid.flat)[max(len(panels) - columns, 0) : len(panels)]:
+        axes.set_xlabel("live sessions")
+        axes.tick_params(labelbottom=True)
+    handles = _pool_handles(looks, {one.pool_gib for one in points})
+    if moved:
+        handles.append(Line2D([], [], color=GREY, lw=1, ls=(0, (1, 2)), label=_TOGETHER))
+    figure.legend(
+        handles=[*handles, evidence_handle(evidence)],
+        loc="outside upper left",
+        ncols=min(len(handles) + 1, 5),
+        frameon=False,
+        title=title,
+        alignment="left",
+        title_fontproperties={"size": 11},
+    )
+    return figure
+
+
+def _moved_together(points: Sequence[LoadPoint]) -> list[LoadPoint]:
+    """The points with the largest pool of each number of sessions, if no pool has two numbers."""
+    pooled = [one for one in points if one.pool_gib is not None]
+    for pool in {one.pool_gib for one in pooled}:
+        if len({one.concurrency for one in pooled if one.pool_gib == pool}) > 1:
+            return []
+    largest: dict[int, LoadPoint] = {}
+    for one in pooled:
+        known = largest.get(one.concurrency)
+        if known is None or (one.pool_gib or 0) > (known.pool_gib or 0):
+            largest[one.concurrency] = one
+    chain = [largest[count] for count in sorted(largest)]
+    return chain if len(chain) > 1 else []
+
+
+def gains_figure(groups: dict[str, Sequence[LoadPoint]]) -> Figure:
+    """Throughput over that without offload, of every kind of evidence on one axis.
+
+    Args:
+        groups: what a reader is to call the points (machine and model) to the points.
+    """
+    figure, axes = plt.subplots(figsize=(9.5, 4.8))
+    axes.axhline(1, color=BLACK, lw=1)
+    axes.text(
+        0.005, 1, " no offload", transform=axes.get_yaxis_transform(), fontsize=8, va="bottom"
+    )
+    shown = {name: [one for one in own if one.ratio] for name, own in groups.items()}
+    sessions = sorted({one.concurrency for own in shown.values() for one in own})
+    colours = dict(zip(shown, (BLACK, BLUE, PURPLE, VERMILION), strict=False))
+    for place, (name, own) in enumerate(shown.items()):
+        pools = sorted({one.pool_gib or 0 for one in own})
+        looks = {pool: _POOLS[number % len(_POOLS)] for number, pool in enumerate(pools)}
+        seen: dict[int, int] = {}
+        for one in sorted(own, key=lambda one: (one.concurrency, one.pool_gib or 0)):
+            assert one.ratio is not None
+            number = seen.get(one.concurrency, 0)
+            seen[one.concurrency] = number + 1
+            # groups and pools stand side by side at their number of sessions
+            x = sessions.index(one.concurrency) + 0.3 * (place - (len(shown) - 1) / 2)
+            x += 0.06 * (number - 1)
+            middle, low, high = one.ratio
+            fill: Any = EVIDENCE_STYLE[one.evidence].fill
+            axes.errorbar(
+                x,
+                middle,
+                yerr=[[middle - low], [high - middle]],
+                color=colours[name],
+                marker=looks[one.pool_gib or 0].marker,
+                fillstyle=fill,
+                markerfacecoloralt="white",
+                capsize=2.5,
+                elinewidth=1.2,
+                ls="none",
+            )
+            axes.annotate(
+                f"{one.pool_gib:g}",
+                (x, high),
+                xytext=(0, 2),
+                textcoords="offset points",
+                fontsize=7,
+                ha="center",
+                color=colours[name],
+            )
+    axes.set_xticks(range(len(sessions)), [str(count) for count in sessions])
+    axes.set_xlim(-0.5, len(sessions) - 0.5)
+    axes.set_xlabel("live sessions; a number above a bar is the pool in GiB")
+    axes.set_ylabel("throughput over that without offload")
+    axes.grid(axis="x", visible=False)
+    axes.set_ylim(bottom=0)
+    kinds = {name: own[0].evidence for name, own in shown.items() if own}
+    handles = [
+        Line2D(
+            [],
+            [],
+            ls="none",
+            marker="o",
+            color=colours[name],
+            fillstyle=EVIDENCE_STYLE[kind].fill,
+            markerfacecoloralt="white",
+            label=f"{kind}: {name}",
+        )
+        for name, kind in kinds.items()
+    ]
+    title = "Machine, model and pool differ between the groups: only the ratio is shared"
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        frameon=False,
+        title=title if len(handles) > 1 else None,
+        alignment="left",
+    )
+    return figure
+
+
+def cycle_figure(points: Sequence[LoadPoint], title: str) -> Figure:
+    """Mean cycle of a session: waiting for the first token, and the rest, a bar a point."""
+    rows = [one for one in points if one.ttft_s is not None and one.requests_per_hour]
+    figure, axes = plt.subplots(figsize=(9.0, 1.5 + 0.36 * len(rows)))
+    for place, one in enumerate(rows):
+        cycle, wait = cycle_of(one)
+        axes.barh(-place, wait, height=0.7, color=ORANGE, hatch="////", ec="#222222", lw=0.7)
+        axes.barh(-place, cycle - wait, left=wait, height=0.7, color=SKY, ec="#222222", lw=0.7)
+        axes.annotate(
+            f"{cycle:.3g} s, {wait / cycle:.0%} waiting",
+            (cycle, -place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_yticks(
+        [-float(place) for place in range(len(rows))],
+        [one.setting + (f" ({one.name})" if _twice(one, rows) else "") for one in rows],
+    )
+    axes.set_xlabel("seconds from one request of a session to its next")
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.18)
+    axes.set_xlim(left=0)
+    handles = [
+        plt.Rectangle((0, 0), 1, 1, fc=ORANGE, hatch="////", ec="#222222"),
+        plt.Rectangle((0, 0), 1, 1, fc=SKY, ec="#222222"),
+    ]
+    axes.legend(
+        handles,
+        ["waiting for the first token", "the rest: decoding and thinking"],
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=2,
+        frameon=False,
+        title=title,
+        alignment="left",
+    )
+    return figure
+
+
+def cycle_of(one: LoadPoint) -> tuple[float, float]:
+    """Mean seconds from one request of a session to its next, and those until the first token.
+
+    A session has one request open at a time, so its cycle is sessions over requests a second.
+    """
+    assert one.requests_per_hour
+    assert one.ttft_s is not None
+    return one.concurrency * 3600 / one.requests_per_hour, one.ttft_s
+
+
+def _twice(one: LoadPoint, rows: Sequence[LoadPoint]) -> bool:
+    return sum(other.setting == one.setting for other in rows) > 1
+
+
+def survival_figure(times: CrashTimes, watches: dict[str, Watched]) -> Figure:
+    """Share of published runs alive by minute, with and without the fix, and the debug catches."""
+    figure, axes = plt.subplots(figsize=(9.5, 4.6))
+    low, high = survival(times.earliest, times.runs), survival(times.latest, times.runs)
+    minutes = [minute / 10 for minute in range(int(HOUR) * 10 + 1)]
+    axes.fill_between(
+        minutes,
+        [_alive(low, minute) for minute in minutes],
+        [_alive(high, minute) for minute in minutes],
+        step="post",
+        color=VERMILION,
+        alpha=0.18,
+        hatch="....",
+        lw=0,
+        label="what the printed 13 to 54 min alone allow",
+    )
+    likely = survival(times.likely, times.runs)
+    unfixed, fixed, debug = watches["unfixed"], watches["fixed"], watches["debug"]
+    _steps(axes, likely, VERMILION, "-", f"{unfixed.name}: {unfixed.events} of {unfixed.runs}")
+    still = survival([], fixed.runs)
+    _steps(axes, still, BLUE, "-.", f"{fixed.name}: {fixed.events} of {fixed.runs}")
+    for step, colour, marker, x in (
+        (likely[-1], VERMILION, "X", HOUR + 1.5),
+        (still[-1], BLUE, "s", HOUR + 3.5),
+    ):
+        ends = step.interval
+        axes.errorbar(
+            x,
+            step.share,
+            yerr=[[step.share - ends[0]], [ends[1] - step.share]],
+            color=colour,
+            marker=marker,
+            fillstyle="none",
+            capsize=4,
+            lw=1.6,
+        )
+    for number, minute in enumerate(_debug_minutes()):
+        axes.axvline(minute, color=GREY, lw=1.2, ls="--", zorder=0)
+        axes.annotate(
+            f"caught, {minute:g} min",
+            (minute, 0.04),
+            xytext=(3 if number else -3, 0),
+            textcoords="offset points",
+            ha="left" if number else "right",
+            fontsize=8,
+            color="#444444",
+        )
+    label = f"{debug.name}: {debug.event}, {debug.events} of {debug.runs}"
+    axes.plot([], [], color=GREY, lw=1.2, ls="--", label=label)
+    axes.set_xlim(0, HOUR + 5.5)
+    axes.set_ylim(0, 1.06)
+    axes.set_xlabel("minutes under load; bars at the right: exact 95% intervals after the hour")
+    axes.set_ylabel("share of runs alive")
+    axes.set_xticks(range(0, int(HOUR) + 1, 10))
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, ncols=1)
+    return figure
+
+
+def _debug_minutes() -> list[float]:
+    from atom.workbook.published_tables import load_published
+
+    table = load_published("crash_history")
+    return sorted(table[table["outcome"] == "caught"]["minutes_low"].astype(float))
+
+
+def _alive(steps: Sequence[Step], minute: float) -> float:
+    return [step.share for step in steps if step.minute <= minute][-1]
+
+
+def _steps(axes: Axes, steps: Sequence[Step], colour: str, style: str, label: str) -> None:
+    axes.step(
+        [*(step.minute for step in steps), HOUR],
+        [*(step.share for step in steps), steps[-1].share],
+        where="post",
+        color=colour,
+        ls=style,
+        lw=2,
+        label=label,
+    )
+
+
+def failed_loads_figure(points: Sequence[LoadPoint], title: str) -> Figure:
+    """State loads that failed against the pool a session, where both are known."""
+    figure, axes = plt.subplots(figsize=(7.5, 3.8))
+    looks = pool_styles(points)
+    shown = [one for one in points if one.failed_loads is not None and one.pool_gib is not None]
+    for one in shown:
+        assert one.pool_gib is not None
+        assert one.failed_loads is not None
+        x, y = one.pool_gib / one.concurrency, 100 * one.failed_loads
+        if one.failed_range:
+            ends = [100 * end for end in one.failed_range]
+            axes.plot([x, x], ends, color=looks[one.pool_gib].colour, lw=3, alpha=0.5)
+        _mark(axes, x, y, looks[one.pool_gib], one.evidence)
+    for setting in dict.fromkeys(one.setting for one in shown):
+        one = next(point for point in shown if point.setting == setting)
+        axes.annotate(
+            setting,
+            ((one.pool_gib or 0) / one.concurrency, 100 * (one.failed_loads or 0)),
+            xytext=(8, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    axes.set_xlabel("pool a session, GiB")
+    axes.set_ylabel("state loads that failed, %")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.25)
+    axes.set_title(title)
+    return figure

@@ -1,0 +1,218 @@
+"""Rows of the throughput experiment: the main grid, and its points in the terms of a load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from atom.benchmarks.throughput_rows import Outcome
+from atom.evidence import Evidence
+from atom.model_engine.engine_settings import StatusCheck
+from atom.workbook.records import Run
+from atom.workbook.throughput_points import (
+    LoadPoint,
+    Ratio,
+    Spread,
+    pooled_spread,
+    published_spread,
+    with_ratios,
+)
+
+NOTHING = "–"
+Row = dict[str, Any]
+
+#: what a point may vary beside its sessions and its pool; the last two only with a pool
+ENGINE_FACTORS = ("system", "protection", "drafts")
+OFFLOAD_FACTORS = ("offload_policy", "chunk_tokens")
+FACTORS = (*ENGINE_FACTORS, *OFFLOAD_FACTORS)
+FACTOR_NAMES = {
+    "system": "server",
+    "protection": "copy protocol and nets",
+    "drafts": "drafts",
+    "offload_policy": "policy of the pool",
+    "chunk_tokens": "tokens of a stored chunk",
+    "concurrency": "sessions",
+    "pool_gib": "pool",
+}
+#: ends of a point that the fault, or anything like it, may cause
+FAULTS = (Outcome.CRASH, Outcome.GUARD_ERROR, Outcome.HANG)
+
+
+def rows_of(runs: Iterable[Run]) -> list[Row]:
+    """Rows of the points of all runs, enum members as text and blanks as ``None``.
+
+    Each has three columns more: ``run_id``; ``protection``, the copy protocol, with its nets where
+    they are not all there; and ``drafts``, whether and how it drafts.
+    """
+    found = []
+    for run in runs:
+        for row in run.tables["points"].to_dict("records"):
+            plain: Row = {str(name): _plain(value) for name, value in row.items()}
+            plain |= {"protection": _protection(plain), "drafts": _drafts(plain)}
+            found.append({**plain, "run_id": run.provenance.run_id})
+    return found
+
+
+def _protection(row: Row) -> str | None:
+    if row["protocol"] is None:
+        return None
+    nets = {
+        "guard": row["guard"] not in (None, "none"),
+        "host check": row["status_check"] == StatusCheck.RAISE,
+        "epoch tag": bool(row["epoch_tag"]),
+    }
+    if all(nets.values()):
+        return str(row["protocol"])
+    kept = [name for name, there in nets.items() if there]
+    return (
+        f"{row['protocol']}, {' and '.join(kept)} alone" if kept else f"{row['protocol']}, no net"
+    )
+
+
+def _drafts(row: Row) -> str | None:
+    if row["mtp"] is None:
+        return None
+    if not row["mtp"]:
+        return "no MTP"
+    forced = row["forced_acceptance_length"]
+    return f"MTP {row['draft_tokens']}, " + ("verified" if forced is None else f"forced {forced:g}")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or (not isinstance(value, str) and pd.isna(value)):
+        return None
+    if isinstance(value, str):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value
+
+
+def is_ok(row: Row) -> bool:
+    """Whether the load ran to its end and something was served."""
+    return row["outcome"] == Outcome.OK and bool(row["effective_total_throughput"])
+
+
+def shows_fault(row: Row) -> bool:
+    """Whether the point died, hung, or read a status that its step never wrote."""
+    caught = any(row[name] for name in ("stale_statuses", "guard_errors"))
+    return row["outcome"] in FAULTS or caught
+
+
+# -- the main grid
+
+
+def main_factors(rows: Sequence[Row]) -> Row:
+    """The values of the factors that most points under ``hold`` with a pool have."""
+    held = [row for row in rows if row["protocol"] == "hold" and row["pool_gib"] is not None]
+    counts = Counter(tuple(row[name] for name in FACTORS) for row in held)
+    if not counts:
+        return {}
+    return dict(zip(FACTORS, counts.most_common(1)[0][0], strict=True))
+
+
+def agrees(row: Row, factors: Row, but: Sequence[str] = ()) -> bool:
+    """Whether a row has these factors, save those in ``but``; without a pool, the engine's."""
+    names = ENGINE_FACTORS if row["pool_gib"] is None else FACTORS
+    return bool(factors) and all(row[name] == factors[name] for name in names if name not in but)
+
+
+def main_rows(rows: Sequence[Row]) -> list[Row]:
+    """Rows of the main grid, in order of sessions and pool, without offload first."""
+    factors = main_factors(rows)
+    own = [row for row in rows if agrees(row, factors)]
+    return sorted(own, key=lambda row: (row["concurrency"], row["pool_gib"] or 0.0))
+
+
+def spread_of(rows: Sequence[Row]) -> Spread:
+    """Spread of repeats over all arms; of the published pair where nothing was repeated."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        if is_ok(row):
+            key = tuple(row[name] for name in (*FACTORS, "concurrency", "pool_gib"))
+            groups.setdefault(key, []).append(row["effective_total_throughput"])
+    repeated = [values for values in groups.values() if len(values) > 1]
+    text = f"the repeats of {len(repeated)} settings"
+    return pooled_spread(repeated, text) or published_spread()
+
+
+def load_points(rows: Sequence[Row], evidence: Evidence) -> list[LoadPoint]:
+    """One point a setting of ``rows``, over its repeats that ended well, with ratios.
+
+    Args:
+        rows: of one arm, e.g. the main grid.
+        evidence: kind of the rows.
+    """
+    groups: dict[tuple[int, float | None], list[Row]] = {}
+    for row in rows:
+        if is_ok(row):
+            groups.setdefault((row["concurrency"], row["pool_gib"]), []).append(row)
+    points = []
+    for (concurrency, pool), own in groups.items():
+        rates = [float(row["effective_total_throughput"]) for row in own]
+        points.append(
+            LoadPoint(
+                name=f"c{concurrency}-{'none' if pool is None else f'{pool:g}'}",
+                evidence=evidence,
+                concurrency=concurrency,
+                pool_gib=pool,
+                runs=len(own),
+                throughput=float(np.exp(np.mean(np.log(rates)))),
+                rates=tuple(rates),
+                requests_per_hour=mean_of(
+                    _per_hour(row["requests"], row["window_seconds"]) for row in own
+                ),
+                ttft_s=mean_of(row["ttft_mean_seconds"] for row in own),
+                itl_p90_ms=mean_of(_times(row["itl_p90_seconds"], 1e3) for row in own),
+                cached_share=mean_of(hit_share(row) for row in own),
+                failed_loads=mean_of(failed_share(row) for row in own),
+            )
+        )
+    return with_ratios(points, spread_of(rows))
+
+
+def hit_share(row: Row) -> float | None:
+    """Share of prompt tokens that were not computed again: by the engine, else by the client."""
+    if row["lookup_tokens"]:
+        return float((row["hit_tokens"] or 0) / row["lookup_tokens"])
+    return row["cached_share"]
+
+
+def failed_share(row: Row) -> float | None:
+    """Share of state loads that failed; ``None`` where none was tried or counted."""
+    done, failed = row["states_loaded"], row["state_load_failures"]
+    if done is None or failed is None or done + failed == 0:
+        return None
+    return float(failed / (done + failed))
+
+
+def _per_hour(requests: int | None, seconds: float | None) -> float | None:
+    return None if requests is None or not seconds else requests * 3600 / seconds
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Mean of what is known; ``None`` of nothing."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def value_text(name: str, value: Any) -> str:
+    """A value of a column in words: ``32 sessions``, ``no offload``, ``256``."""
+    if name == "pool_gib":
+        return "no offload" if value is None else f"{value:g} GiB"
+    if name == "concurrency":
+        return f"{value} sessions"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """``1.87 [1.69, 2.10]``, or a dash."""
+    return NOTHING if ratio is None else f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"
