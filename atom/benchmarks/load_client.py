@@ -10,9 +10,12 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atom.benchmarks.agentic_sessions import Session, Turn, prompt_token_ids
 from atom.benchmarks.load_exchange import (
@@ -62,6 +65,12 @@ class LoadSettings(Settings):
     think_cap_seconds: float = Field(1.0, ge=0, le=86400)
     """Longest pause before a request."""
 
+    start_least: float = Field(0.25, ge=0, le=1)
+    """Earliest place in its first session at which a lane starts, as a share of the requests."""
+
+    start_most: float = Field(0.75, ge=0, le=1)
+    """Latest such place; the defaults are the AgentX load's."""
+
     output_tokens: int | None = Field(None, ge=1, le=2**20)
     """Most tokens to generate a request; empty takes the session's."""
 
@@ -76,6 +85,14 @@ class LoadSettings(Settings):
 
     give_up_after: int = Field(100, ge=1, le=10**6)
     """Requests without an answer in a row after which the load ends."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.start_least > self.start_most:
+            raise ValueError(
+                f"start_least {self.start_least} is more than start_most {self.start_most}"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +119,8 @@ class LoadResult:
     Attributes:
         rows: a row a request, in the order of their ends.
         summary: figures of the profiling window.
-        window: start and end of it, by ``time.monotonic``. A load that ends early has a short one.
+        window: start and end of it, by ``time.monotonic``. It ends when the last request ended that
+            was sent within its duration, as the harness's does. A load that ends early, ends it.
         client_cpu_seconds: processor time of the thread that ran the load, within the window.
         ended: ``complete``, ``interrupted`` or ``gave up``.
     """
@@ -181,9 +199,10 @@ async def run_load(
 ) -> LoadResult:
     """Run sessions against a server until the window is over.
 
-    ``concurrency`` lanes start at once. Each sends its warm-up requests; when all have, the window
-    starts. A session that comes up a second time has other token ids. At the end of the window no
-    request is sent any more; those on their way may end within ``grace_seconds``.
+    ``concurrency`` lanes start at once, each at some place of a session. When all have sent their
+    warm-up requests, the window starts. A session that comes up a second time has other token ids.
+    At the end of the window no request is sent any more; those on their way may end within
+    ``grace_seconds``.
 
     Args:
         client: where the requests go; not closed here.
@@ -199,32 +218,32 @@ async def run_load(
     """
     if not sessions:
         raise BadInput("sessions: expected at least one")
-    load = _Load(client, sessions, settings, on_progress)
-    return await load.run()
+    return await _Load(client, sessions, settings, on_progress).run()
 
 
-@dataclass
 class _Load:
-    client: LoadClient
-    sessions: Sequence[Session]
-    settings: LoadSettings
-    on_progress: Callable[[LoadProgress], None] | None
-    rows: list[RequestRow] = field(default_factory=list)
-    phase: Phase = "warmup"
-    ended: str = "complete"
-    _warming: int = 0
-    _failures: int = 0
-    _errors: int = 0
-    _counted: int = 0
-    _cpu: float = 0.0
-
-    async def run(self) -> LoadResult:
-        self._supply = self._endless()
+    def __init__(
+        self,
+        client: LoadClient,
+        sessions: Sequence[Session],
+        settings: LoadSettings,
+        on_progress: Callable[[LoadProgress], None] | None,
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.on_progress = on_progress
+        self.rows: list[RequestRow] = []
+        self.phase: Phase = "warmup"
+        self.ended = "complete"
+        self._random = random.Random(settings.seed)
+        self._supply = self._endless(list(sessions))
+        self._warming = settings.concurrency
         self._warm = asyncio.Event()
         self._over = asyncio.Event()
-        self._warming = self.settings.concurrency
-        self._began = time.monotonic()
-        self._cpu = time.thread_time()
+        self._row_failures = 0
+        self._start_phase("warmup")
+
+    async def run(self) -> LoadResult:
         if self.settings.warmup_requests_per_lane == 0:
             self._start_window()
         lanes = [asyncio.create_task(self._lane()) for _ in range(self.settings.concurrency)]
@@ -233,73 +252,83 @@ class _Load:
         except asyncio.CancelledError:
             # an interrupt: what was measured so far is the result
             self.ended = "interrupted"
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
         finally:
             end = time.monotonic()
             cpu = time.thread_time() - self._cpu
-            await _cancel(lanes)
-        end = min(end, self._began + self.settings.duration_seconds)
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
         window = (self._began, max(end, self._began + 1e-9))
         return LoadResult(tuple(self.rows), summarise(self.rows, window), window, cpu, self.ended)
 
     async def _until_over(self, lanes: Sequence[asyncio.Task[None]]) -> None:
-        settings = self.settings
-        over = asyncio.create_task(self._over.wait())
+        waits = [asyncio.create_task(event.wait()) for event in (self._warm, self._over)]
+        warm, over = waits
+        first = asyncio.FIRST_COMPLETED
         try:
-            warm = asyncio.create_task(self._warm.wait())
-            await asyncio.wait({warm, over}, return_when=asyncio.FIRST_COMPLETED)
-            warm.cancel()
-            left = self._began + settings.duration_seconds - time.monotonic()
-            await asyncio.wait({over}, timeout=left)
+            # a lane ends before its time only with a defect
+            await asyncio.wait({warm, over, *lanes}, return_when=first)
+            left = self._began + self.settings.duration_seconds - time.monotonic()
+            await asyncio.wait({over, *lanes}, timeout=left, return_when=first)
             self._over.set()
-            if self.ended == "complete" and lanes:
-                await asyncio.wait(lanes, timeout=settings.grace_seconds)
+            if self.ended == "complete":
+                await asyncio.wait(lanes, timeout=self.settings.grace_seconds)
+            for lane in lanes:
+                if lane.done() and (defect := lane.exception()) is not None:
+                    raise defect
         finally:
-            over.cancel()
+            for wait in waits:
+                wait.cancel()
 
-    def _start_window(self) -> None:
-        self.phase = "profiling"
+    def _start_phase(self, phase: Phase) -> None:
+        self.phase = phase
         self._began = time.monotonic()
         self._cpu = time.thread_time()
         self._counted = self._errors = 0
+
+    def _start_window(self) -> None:
+        self._start_phase("profiling")
         self._warm.set()
 
-    def _endless(self) -> Iterator[tuple[str, str, Session]]:
+    def _endless(self, order: list[Session]) -> Iterator[tuple[str, str, Session]]:
         """Sessions in a seeded order, over and over, each with its name and salt."""
-        order = list(self.sessions)
-        random.Random(self.settings.seed).shuffle(order)
-        number = 0
-        while True:
+        self._random.shuffle(order)
+        for number in count():
+            suffix = f"#{number + 1}" if number else ""
             for session in order:
-                suffix = f"#{number + 1}" if number else ""
                 yield session.session_id + suffix, self.settings.salt + suffix, session
-            number += 1
 
     async def _lane(self) -> None:
+        settings = self.settings
+        share = self._random.uniform(settings.start_least, settings.start_most)
+        name, salt, session = next(self._supply)
+        start = min(int(share * len(session.turns)), len(session.turns) - 1)
         sent = 0
-        while not self._over.is_set():
-            name, salt, session = next(self._supply)
-            for number, turn in enumerate(session.turns):
-                if number:
-                    await self._pause(min(turn.think_seconds, self.settings.think_cap_seconds))
+        while True:
+            for number, turn in enumerate(session.turns[start:], start):
+                if sent and number:
+                    await self._pause(min(turn.think_seconds, settings.think_cap_seconds))
                 if self._over.is_set():
                     return
                 outcome = await self._request(name, number, turn, salt)
                 sent += 1
                 if outcome != "ok":
                     await self._pause(_AFTER_FAILURE)
-                if sent == self.settings.warmup_requests_per_lane:
+                if sent == settings.warmup_requests_per_lane:
                     self._warming -= 1
                     if not self._warming:
                         self._start_window()
                     await self._warm.wait()
+            name, salt, session = next(self._supply)
+            start = 0
 
     async def _pause(self, seconds: float) -> None:
         if seconds > 0:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._over.wait()
-            except TimeoutError:
-                pass
 
     async def _request(self, name: str, number: int, turn: Turn, salt: str) -> Outcome:
         settings = self.settings
@@ -342,8 +371,8 @@ class _Load:
         )
         if outcome == "cancelled":
             return
-        self._failures = 0 if outcome == "ok" else self._failures + 1
-        if self._failures >= self.settings.give_up_after:
+        self._row_failures = 0 if outcome == "ok" else self._row_failures + 1
+        if self._row_failures >= self.settings.give_up_after:
             self.ended = "gave up"
             self._over.set()
         self._counted += 1
@@ -351,9 +380,3 @@ class _Load:
         if self.on_progress is not None:
             elapsed = now - self._began
             self.on_progress(LoadProgress(self.phase, elapsed, self._counted, self._errors))
-
-
-async def _cancel(lanes: Sequence[asyncio.Task[None]]) -> None:
-    for lane in lanes:
-        lane.cancel()
-    await asyncio.gather(*lanes, return_exceptions=True)
