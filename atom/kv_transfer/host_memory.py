@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from atom.device.interface import Device
 from atom.errors import AtomError
+from atom.kv_transfer.pool_entry import Entry
 
 #: largest slab
 _SLAB_BYTES = 2**30
@@ -85,8 +87,25 @@ class MemoryAccountFault(AtomError):
     """More pinned memory was asked for than there is: pool and memory disagree."""
 
 
+class EntryMemory(Protocol):
+    """Host memory in which a pool's entries lie. ``Entry.place`` belongs to it."""
+
+    def take(self, entry: Entry) -> None:
+        """Give a new entry its place."""
+
+    def give(self, entry: Entry) -> None:
+        """The entry is gone: take its place back."""
+
+    def views(self, entry: Entry, start: int, length: int) -> Iterator[tuple[Tensor, int]]:
+        """Bytes ``start`` to ``start + length`` of an entry.
+
+        Yields:
+            A pinned uint8 view, and how far behind ``start`` it begins.
+        """
+
+
 class HostMemory:
-    """Pinned memory of a pool.
+    """Pinned memory of a pool, in slabs; see :class:`EntryMemory`.
 
     Args:
         device: it is pinned for.
@@ -105,16 +124,18 @@ class HostMemory:
             for start in range(0, nbytes, self._slab)
         ]
 
-    def views(
-        self, pieces: tuple[tuple[int, int], ...], start: int, length: int
-    ) -> Iterator[tuple[Tensor, int]]:
-        """Bytes ``start`` to ``start + length`` of an entry that lies in ``pieces``.
+    def take(self, entry: Entry) -> None:
+        """See :class:`EntryMemory`; an entry's place is its pieces ``(start, length)``."""
+        entry.place = self.extents.take(entry.occupied)
 
-        Yields:
-            A pinned uint8 view, and how far behind ``start`` it begins.
-        """
+    def give(self, entry: Entry) -> None:
+        """See :class:`EntryMemory`."""
+        self.extents.give(entry.place)
+
+    def views(self, entry: Entry, start: int, length: int) -> Iterator[tuple[Tensor, int]]:
+        """See :class:`EntryMemory`."""
         done = 0
-        for origin, size in pieces:
+        for origin, size in entry.place:
             if start >= size:
                 start -= size
                 continue

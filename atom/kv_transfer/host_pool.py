@@ -222,14 +222,9 @@ class HostPool:
             raise PoolFault(f"an entry has 1 byte or more, got {nbytes}")
         refusal = self._refusal(key, nbytes, parent)
         if refusal is None:
-            budget = self._budgets[key.kind]
-            occupied = self.occupied_bytes(nbytes)
-            needed = budget.used + occupied - budget.capacity
-            victims = self._victims(budget, needed, key, parent) if needed > 0 else []
-            if victims is not None:
-                for victim in victims:
-                    self._evict(victim)
-                return self._take_in(Entry(key, nbytes, occupied, parent, step))
+            entry = Entry(key, nbytes, self.occupied_bytes(nbytes), parent, step)
+            if self._make_room(entry):
+                return self._take_in(entry)
             refusal = Refusal.PINNED
         refused = self.counts[key.kind].refused
         refused[refusal] = refused.get(refusal, 0) + 1
@@ -245,10 +240,17 @@ class HostPool:
             return Refusal.NO_PREFIX
         return None
 
-    def _victims(
-        self, budget: _Budget, needed: int, key: PoolKey, parent: Hashable | None
-    ) -> list[Entry] | None:
-        prefix = self._prefix(key, parent)
+    def _make_room(self, entry: Entry) -> bool:
+        """Evict what has to go for a new entry; if too little can go, nothing goes."""
+        budget = self._budgets[entry.key.kind]
+        needed = budget.used + entry.occupied - budget.capacity
+        victims = self._victims(budget, needed, entry) if needed > 0 else []
+        for victim in victims or ():
+            self._evict(victim)
+        return victims is not None
+
+    def _victims(self, budget: _Budget, needed: int, entry: Entry) -> list[Entry] | None:
+        prefix = self._prefix(entry.key, entry.parent)
         if prefix is None:
             return budget.order.victims(needed)
         # what it goes on from may be the end of a prefix now: it must not make room for it

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atom.device.interface import Device, DeviceKind, Event, Stream
 from atom.errors import DeviceOutOfMemory
-from atom.kv_transfer.host_memory import HostMemory
+from atom.kv_transfer.host_memory import EntryMemory
 from atom.kv_transfer.host_pool import Entry
 from atom.kv_transfer.pack_kernels import (
     PACK_BLOCKS,
@@ -41,7 +41,7 @@ class ChunkCopy(NamedTuple):
     """Blocks of a KV chunk, to be stored into or loaded from its entry.
 
     Attributes:
-        entry: its entry; ``place`` holds its pieces of host memory.
+        entry: its entry, with its place in host memory.
         blocks: KV blocks of the device.
         places: which blocks of the chunk they are, ascending.
     """
@@ -102,7 +102,7 @@ class Offload:
         device: Device,
         kv_pools: Sequence[Tensor],
         checkpoints: tuple[Tensor, Tensor],
-        memory: HostMemory,
+        memory: EntryMemory,
         *,
         chunk_blocks: int,
         most_bytes_in_flight: int = 512 * 2**20,
@@ -196,7 +196,7 @@ class Offload:
         assert job.sources_read is not None
         job.sources_read.record(stream)
         for entry, start, part in self._ranges(staging, chunks, states):
-            for host, offset in self.memory.views(entry.place, start, part.numel()):
+            for host, offset in self.memory.views(entry, start, part.numel()):
                 device.copy(host, part[offset : offset + host.numel()], stream=stream)
         job.done.record(stream)
         self.stores.append(job)
@@ -256,7 +256,7 @@ class Offload:
         staging = self.device.empty((job.nbytes,), torch.uint8, stream=self.load_stream)
         job.held.append(staging)
         for entry, start, part in self._ranges(staging, job.chunks, job.states):
-            for host, offset in self.memory.views(entry.place, start, part.numel()):
+            for host, offset in self.memory.views(entry, start, part.numel()):
                 piece = part[offset : offset + host.numel()]
                 self.device.copy(piece, host, stream=self.load_stream)
         self.loaded_bytes += job.nbytes

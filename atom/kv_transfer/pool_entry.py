@@ -25,8 +25,15 @@ class PoolPolicy(StrEnum):
     ISOLATED = "isolated"  #: an LRU and a share of the bytes for each kind
 
 
+class OffloadBackend(StrEnum):
+    """Who keeps the entries."""
+
+    HOST_POOL = "host_pool"  #: this package's pool, under any policy
+    LMCACHE = "lmcache"  #: LMCache's ``LocalCPUBackend`` in this process, under its own LRU
+
+
 class Refusal(StrEnum):
-    """Why an entry was not taken in. Nothing was evicted for it."""
+    """Why an entry was not taken in. Nothing was evicted for it, but under LMCache's ``pinned``."""
 
     PRESENT = "present"  #: it is there already
     TOO_LARGE = "too large"  #: more than the pool, or its kind's share

@@ -11,9 +11,11 @@ from torch import nn
 
 from atom.device.interface import Device, DeviceKind, Stream
 from atom.errors import BadInput
-from atom.kv_transfer.host_memory import HostMemory
+from atom.kv_transfer.host_memory import EntryMemory, HostMemory
 from atom.kv_transfer.host_pool import HostPool
+from atom.kv_transfer.lmcache_backend import LMCachePool, import_lmcache
 from atom.kv_transfer.offload import Offload
+from atom.kv_transfer.pool_entry import OffloadBackend
 from atom.model_engine.block_manager import BlockManager
 from atom.model_engine.engine_settings import EngineSettings, scheduler_config
 from atom.model_engine.llm_engine import LLMEngine
@@ -102,6 +104,8 @@ def build_engine(
             f"draft_tokens={settings.draft_tokens} needs a model with an MTP layer; this one has "
             "none: set draft_tokens to 0"
         )
+    if settings.cpu_pool_bytes is not None and settings.offload_backend is OffloadBackend.LMCACHE:
+        import_lmcache()
     limits = scheduler_config(settings, config.eos_token_ids)
     plan = make_plan(target, mtp, settings, device)
     _LOGGER.info("%s", plan.describe())
@@ -130,22 +134,20 @@ def tiered_manager(
     Raises:
         DeviceOutOfMemory: the host cannot pin so much.
     """
-    assert settings.cpu_pool_bytes is not None
-    pool = HostPool(
-        settings.cpu_pool_bytes, settings.offload_policy, state_share=settings.offload_state_share
-    )
+    pool, memory = host_pool_of(device, settings)
     kv_pools = [tensor.unsqueeze(0) for tensor in buffers.pools[3:]]
     offload = Offload(
         device,
         [buffers.pools[2], *kv_pools],
         (buffers.checkpoints[0], buffers.checkpoints[1]),
-        HostMemory(device, pool.capacity_bytes),
+        memory,
         chunk_blocks=settings.offload_chunk_tokens // settings.block_size,
         most_bytes_in_flight=settings.offload_in_flight_bytes,
     )
     _LOGGER.info(
-        "CPU pool: %.1f MiB, %s; a KV entry of %d tokens takes %s bytes, a state image %s",
+        "CPU pool: %.1f MiB, %s, %s; a KV entry of %d tokens takes %s bytes, a state image %s",
         pool.capacity_bytes / 2**20,
+        settings.offload_backend,
         pool.policy,
         settings.offload_chunk_tokens,
         f"{pool.occupied_bytes(offload.chunk_bytes):,}",
@@ -161,6 +163,22 @@ def tiered_manager(
         offload=offload,
         pool=pool,
     )
+
+
+def host_pool_of(device: Device, settings: EngineSettings) -> tuple[HostPool, EntryMemory]:
+    """The CPU pool of an engine, and the pinned memory that its entries lie in.
+
+    Raises:
+        BadInput: LMCache is asked for and cannot be imported.
+        DeviceOutOfMemory: the host cannot pin so much.
+    """
+    nbytes = settings.cpu_pool_bytes
+    assert nbytes is not None
+    if settings.offload_backend is OffloadBackend.LMCACHE:
+        theirs = LMCachePool(device, nbytes, chunk_tokens=settings.offload_chunk_tokens)
+        return theirs, theirs
+    pool = HostPool(nbytes, settings.offload_policy, state_share=settings.offload_state_share)
+    return pool, HostMemory(device, pool.capacity_bytes)
 
 
 def make_plan(

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from atom.config import CopyProtocol, GuardMode, Settings
 from atom.device.interface import CopyPath
-from atom.kv_transfer.pool_entry import ALIGNMENT_BYTES, PoolPolicy
+from atom.kv_transfer.pool_entry import ALIGNMENT_BYTES, OffloadBackend, PoolPolicy
 from atom.model_engine.scheduled_batch import SchedulerConfig
 
 
@@ -83,6 +83,9 @@ class EngineSettings(Settings):
     cpu_pool_bytes: int | None = Field(None, ge=ALIGNMENT_BYTES, le=2**43)
     """Pinned host memory for prefixes that leave the device; empty runs without offload."""
 
+    offload_backend: OffloadBackend = OffloadBackend.HOST_POOL
+    """Who keeps what the CPU pool holds: host_pool, or lmcache (optional; under its own LRU)."""
+
     offload_policy: PoolPolicy = PoolPolicy.SHARED_LRU
     """Who goes when the CPU pool is full: shared_lru, paired or isolated."""
 
@@ -104,7 +107,9 @@ class EngineSettings(Settings):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of requests that bring none."""
 
-    @field_validator("copy_protocol", "copy_path", "guard", "status_check", mode="before")
+    @field_validator(
+        *("copy_protocol", "copy_path", "guard", "status_check", "offload_backend"), mode="before"
+    )
     @classmethod
     def _by_name(cls, value: object, info: ValidationInfo) -> object:
         """Take the names that the command line takes."""
@@ -142,6 +147,12 @@ class EngineSettings(Settings):
         return self
 
     def _offload_fits(self) -> None:
+        lmcache = self.offload_backend is OffloadBackend.LMCACHE
+        if lmcache and self.offload_policy is not PoolPolicy.SHARED_LRU:
+            raise ValueError(
+                f"offload_policy {self.offload_policy}: LMCache keeps states and KV in one LRU of "
+                "its own; set offload_policy to shared_lru, or offload_backend to host_pool"
+            )
         if not self.prefix_caching or not self.num_state_checkpoints:
             raise ValueError(
                 "cpu_pool_bytes: what the CPU pool gives back is found by the prefix cache; switch "

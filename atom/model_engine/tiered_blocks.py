@@ -62,7 +62,7 @@ class TieredBlockManager(BlockManager):
         )
         self.offload = offload
         self.pool = pool
-        pool.on_evict = lambda entry: offload.memory.extents.give(entry.place)
+        pool.on_evict = offload.memory.give
         self.chunk_blocks = chunk_tokens // block_size
         self.tier_counts = TierCounts()
         self._loads: dict[int, Load] = {}
@@ -351,7 +351,7 @@ class TieredBlockManager(BlockManager):
         if isinstance(entry, Refusal):
             self.tier_counts.dropped(key.kind, Cause(entry))
             return None
-        entry.place = self.offload.memory.extents.take(entry.occupied)
+        self.offload.memory.take(entry)
         self._planned_bytes += nbytes
         return entry
 

@@ -9,6 +9,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "model_engine"))
 from engines import make_engine, random_prompts
 
+from atom.kv_transfer.host_memory import HostMemory
+from atom.kv_transfer.lmcache_backend import LMCachePool
 from atom.model_engine.llm_engine import LLMEngine
 from atom.model_engine.sequence import SamplingParams
 from atom.model_engine.tiered_blocks import TieredBlockManager
@@ -59,7 +61,12 @@ def assert_all_given_back(engine: LLMEngine) -> None:
     assert manager.num_free_groups == manager.num_groups
     pool = manager.pool
     assert all(entry.landed and not entry.pins for entry in pool._entries.values())
-    assert manager.offload.memory.extents.free_bytes == pool.capacity_bytes - pool.used_bytes
+    if isinstance(pool, LMCachePool):
+        assert pool.their_bytes == pool.used_bytes
+    else:
+        memory = manager.offload.memory
+        assert isinstance(memory, HostMemory)
+        assert memory.extents.free_bytes == pool.capacity_bytes - pool.used_bytes
     assert manager.offload.store_bytes_in_flight == 0
 
 

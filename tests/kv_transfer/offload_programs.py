@@ -62,7 +62,7 @@ class Bench:
         nbytes = offload.chunk_bytes if kind is EntryKind.KV else offload.state_bytes
         entry = self.pool.reserve(PoolKey(kind, 1), nbytes)
         assert isinstance(entry, Entry)
-        entry.place = offload.memory.extents.take(entry.occupied)
+        offload.memory.take(entry)
         return entry
 
     def compute(self, value: int, block: int, slot: int | None = None) -> None:

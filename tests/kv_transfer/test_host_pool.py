@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lookups import generated_lookups
 from pool_model import Item, PlainPool
 
 from atom.errors import BadInput
@@ -22,7 +22,7 @@ from atom.kv_transfer.host_pool import (
     PoolPolicy,
     Refusal,
 )
-from atom.kv_transfer.replay import Lookup, replay
+from atom.kv_transfer.replay import replay
 
 KV, STATE = EntryKind.KV, EntryKind.STATE
 ALIGNMENT = 8
@@ -244,21 +244,6 @@ def test_pinned_entries_stay_and_the_account_refuses_misuse(policy: PoolPolicy) 
 def test_impossible_pools_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         HostPool(**arguments)
-
-
-def generated_lookups(sessions: int, turns: int, chunks: int, seed: int = 3) -> list[Lookup]:
-    """Sessions that grow turn by turn and come in a shuffled order."""
-    generator = random.Random(seed)
-    grown: list[list[Any]] = [[] for _ in range(sessions)]
-    order = [number for number in range(sessions) for _ in range(turns)]
-    generator.shuffle(order)
-    lookups = []
-    for number in order:
-        own = grown[number]
-        for _ in range(generator.randint(1, 2 * chunks)):
-            own.append((number, len(own)))
-        lookups.append(Lookup(tuple(own), 256 * len(own) + generator.randrange(256)))
-    return lookups
 
 
 @pytest.mark.parametrize("policy", PoolPolicy)

@@ -6,53 +6,20 @@ read from the folder that ``ATOM_TRACES`` names; without one, generated ones ser
 
 from __future__ import annotations
 
-import json
 import os
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import pytest
-from test_host_pool import generated_lookups
+from lookups import CHUNK, lookups
 
 from atom.kv_transfer.host_pool import EntryKind, HostPool
-from atom.kv_transfer.replay import Lookup, replay
+from atom.kv_transfer.replay import replay
 
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 simulator: Any = pytest.importorskip(
     "lmcache.tools.cache_simulator.simulator",
     reason="lmcache is not installed: pip install lmcache==0.5.6 --no-deps sortedcontainers",
 )
-
-CHUNK = 256
-
-
-def recorded_lookups(folder: Path) -> list[Lookup]:
-    """Requests of all sessions of a folder of Weka traces, by their time within the session."""
-    timed: list[tuple[float, str, Lookup]] = []
-    for file in sorted(folder.glob("*.json")):
-        session = json.loads(file.read_text())
-        size = session["block_size"]
-        for request in session["requests"]:
-            if request.get("hash_ids") is None:
-                continue
-            digests, digest = [], session["id"].encode()
-            ids = request["hash_ids"]
-            a_chunk = CHUNK // size
-            for start in range(0, request["in"] // CHUNK * a_chunk, a_chunk):
-                words = repr(ids[start : start + a_chunk]).encode()
-                digest = blake2b(digest + words, digest_size=16).digest()
-                digests.append(digest.hex())
-            lookup = Lookup(tuple(digests), request["in"])
-            timed.append((request["t"], session["id"], lookup))
-    return [lookup for _, _, lookup in sorted(timed, key=lambda each: each[:2])]
-
-
-def lookups() -> list[Lookup]:
-    folder = os.environ.get("ATOM_TRACES")
-    if folder:
-        return recorded_lookups(Path(folder))
-    return generated_lookups(24, 12, 8)
 
 
 def test_the_curve_is_the_simulators() -> None:

@@ -75,11 +75,12 @@ class Bench:
             self.tensors.append(tensor)
         self.main, self.mtp, self.conv, self.recurrent = self.tensors
         self.pool = HostPool(64 * 4096, alignment=64)
+        self.memory = HostMemory(device, self.pool.capacity_bytes)
         self.offload = Offload(
             device,
             (self.main, self.mtp),
             (self.conv, self.recurrent),
-            HostMemory(device, self.pool.capacity_bytes),
+            self.memory,
             chunk_blocks=CHUNK,
             by_rows=by_rows,
             **sizes,
@@ -104,9 +105,10 @@ class Bench:
         assert isinstance(entry, Entry)
         # a gap behind each: an entry is put together from pieces
         half = entry.occupied // 2
-        first = offload.memory.extents.take(half)
-        offload.memory.extents.take(64)
-        entry.place = (*first, *offload.memory.extents.take(entry.occupied - half))
+        extents = self.memory.extents
+        first = extents.take(half)
+        extents.take(64)
+        entry.place = (*first, *extents.take(entry.occupied - half))
         return entry
 
     def finish(self) -> None:
@@ -173,7 +175,7 @@ def test_both_kernels_write_the_same_entry() -> None:
         entry = bench.entry(EntryKind.KV, 1)
         bench.offload.store([ChunkCopy(entry, (7, 3, 20, 11), (0, 1, 2, 3))], [])
         bench.finish()
-        views = bench.offload.memory.views(entry.place, 0, entry.nbytes)
+        views = bench.offload.memory.views(entry, 0, entry.nbytes)
         contents.append(torch.cat([view.clone() for view, _ in views]))
         # the layout that the module's text promises
         first = contents[-1][: 4 * 2 * 8 * 2].view(torch.bfloat16).view(4, 2, 8)

@@ -20,6 +20,7 @@ from offload_engines import (
 
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput, DeviceOutOfMemory
+from atom.kv_transfer.host_memory import HostMemory
 from atom.kv_transfer.host_pool import EntryKind, PoolKey, PoolPolicy
 from atom.kv_transfer.tier_counts import Cause
 from atom.model_engine.engine_settings import EngineSettings
@@ -47,6 +48,7 @@ def expected() -> list[list[list[int]]]:
         {"cpu_pool_bytes": 32 * 4096, "offload_policy": PoolPolicy.ISOLATED},
         {"offload_in_flight_bytes": 4096},
         {"num_kv_blocks": 12, "num_state_checkpoints": 1},
+        {"recurrent_states": "replay"},
     ],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()) or "plain",
 )
@@ -79,7 +81,9 @@ def test_loaded_bytes_are_what_is_computed_on() -> None:
         sessions(engine, 1)
         assert_all_given_back(engine)
         if spoil:
-            for slab in tier(engine).offload.memory._slabs:
+            memory = tier(engine).offload.memory
+            assert isinstance(memory, HostMemory)
+            for slab in memory._slabs:
                 slab.zero_()
         return engine.generate(PROMPTS, GREEDY)
 
