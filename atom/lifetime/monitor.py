@@ -8,17 +8,19 @@ finding needs no unlucky timing: it says that nothing *orders* two uses, whateve
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from atom.lifetime.advice import fix_for
 from atom.lifetime.findings import Edge, Finding, Kind, Report, Use
 from atom.lifetime.happens_before import HappensBefore, StreamKey
-from atom.lifetime.shadow import NO_VIEW, Access, Block, Ghosts, View, outlasting
+from atom.lifetime.shadow import NO_VIEW, Access, Block, Ghosts, Past, View, flat, outlasting
 from atom.lifetime.sites import UNKNOWN, RawSite, as_site, deeper
 
 #: accesses to remember for one block
 _MOST_ACCESSES = 64
+#: freed blocks that stand for their uses in one place
+_MOST_STANDING = 8
 HOST = "the host"
 _EDGES = {
     Kind.FREED_IN_USE: Edge.REUSE,
@@ -68,8 +70,12 @@ class Monitor:
         *,
         pinned: bool = False,
         private: bool = False,
+        unsized: bool = False,
     ) -> Block:
-        """A tensor owns ``[base, base + size)`` from now on; ``size`` as the allocator rounds."""
+        """A tensor owns ``[base, base + size)`` from now on; ``size`` as the allocator rounds.
+
+        ``unsized``: the size follows, see :meth:`settle`.
+        """
         known = self.live.get(base)
         if known is not None:
             if private and known.private:
@@ -77,23 +83,32 @@ class Monitor:
                 known.size = max(known.size, size)
                 return known
             self.free(base, UNKNOWN, silently=True)
-        block = Block(base, size, owner, site, pinned=pinned, private=private)
+        block = Block(base, size, owner, site, pinned=pinned, private=private, unsized=unsized)
         self.live[base] = block
         self._bases_known = False
         if pinned:
             self.pinned += 1
-        else:
-            block.inherit(self._ghosts.take(base, base + size))
-            if any(access.finding is not None for access in block.inherited):
-                block.site = deeper(site)
+        elif not unsized:
+            self._remember(block)
         return block
 
-    def resize(self, block: Block, size: int) -> None:
+    def settle(self, block: Block, size: int) -> None:
         """The block's size has become known."""
-        if size > block.size:
-            block.inherit(self._ghosts.take(block.base + block.size, block.base + size))
+        block.unsized = False
+        if size != block.size:
             block.size = size
             self._bases_known = False
+        self._remember(block)
+
+    def _remember(self, block: Block) -> None:
+        """The block begins with the history of its bytes."""
+        past = self._ghosts.take(block.base, block.base + block.size)
+        if past:
+            block.inherit(past)
+            for each in past:
+                if each.finding is not None:
+                    block.site = deeper(block.site)
+                    break
 
     def locate(self, address: int) -> Block | None:
         """The live block that holds ``address``."""
@@ -113,7 +128,7 @@ class Monitor:
         """The allocator waits for ``stream`` before it gives the block away again."""
         block = self.locate(base)
         if block is not None:
-            block.recorded.add(stream)
+            block.recorded |= {stream}
 
     def free(self, base: int, site: RawSite = UNKNOWN, *, silently: bool = False) -> None:
         """The last view of the block at ``base`` died, at ``site``."""
@@ -122,8 +137,13 @@ class Monitor:
             return
         del self.live[base]
         self._bases_known = False
-        order = self.order
         owner = 0 if block.owner is None else block.owner
+        if not block.shared:
+            if block.stream is None or block.stream == owner:
+                self._bury(block, block.remains())
+                return
+            block.share()
+        order = self.order
         left: list[Access] = []
         latest: dict[StreamKey, Access] = {}
         for access in block.accesses.values():
@@ -150,21 +170,25 @@ class Monitor:
         if block.pinned:
             self.pinned -= 1
             return
-        if block.inherited:
-            left += [
-                access
-                for access in block.inherited
-                if not order.host_knows(access.stream, access.number)
-            ]
-        left = outlasting(left, block.base, block.base + block.size)
-        self._ghosts.put(block.base, block.base + block.size, left[:_MOST_ACCESSES])
+        self._bury(block, [*left, *block.inherited])
+
+    def _bury(self, block: Block, past: Sequence[Past]) -> None:
+        """Keep what was done to the bytes of a freed block for their next owner."""
+        end = block.base + block.size
+        if block.shared or len(past) > _MOST_STANDING:
+            left = [access for access in flat(past) if not self._is_over(access)]
+            past = outlasting(left, block.base, end)[:_MOST_ACCESSES]
+        self._ghosts.put(block.base, end, past)
         if len(self._ghosts) > self._ghosts.most:
-            lost = self._ghosts.trim(lambda a: order.host_knows(a.stream, a.number))
+            lost = self._ghosts.trim(self._is_over)
             if lost:
                 self.report.note(
                     f"uses of {lost} freed ranges were forgotten for space: a later race with "
                     "them would be missed"
                 )
+
+    def _is_over(self, past: Past) -> bool:
+        return past.stream is not None and self.order.host_knows(past.stream, past.number)
 
     def drop_pinned(self, block: Block) -> None:
         """A pinned block is gone, and its allocator has waited for what used it."""
@@ -199,17 +223,30 @@ class Monitor:
         operation: str,
         site: RawSite,
         view: View = NO_VIEW,
-        *,
         copy: bool = False,
     ) -> None:
         """Operation ``number`` of ``stream`` reads or writes bytes ``[lo, hi)`` of ``block``."""
+        alone = block.stream
+        if alone == stream or (alone is None and block.claim(stream)):
+            # in order with all that was: a free drops what it stands for
+            accesses = block.accesses
+            accesses[(lo, hi, stream, write)] = (number, operation, site, view, copy)
+            if hi > block.hi:
+                block.hi = hi
+            if write and hi > block.written and lo == block.base and view.strides is None:
+                block.written = hi
+            if len(accesses) > _MOST_ACCESSES:
+                self._shorten(block, None)
+            return
+        if not block.shared:
+            block.share()
         access = Access(block, lo, hi, write, stream, number, operation, site, view, copy)
-        # what the same stream left is in order with it; a free drops what is stood for
+        # what the same stream left is in order with it
         if block.inherited and block.inherited_from != stream:
             self._check_inherited(block, access)
         accesses, streams = block.accesses, block.streams
         if stream not in streams:
-            streams.add(stream)
+            block.streams = streams = {*streams, stream}
         if len(streams) > 1:
             self._check_live(accesses.values(), access)
         accesses[(lo, hi, stream, write)] = access
@@ -248,7 +285,7 @@ class Monitor:
     def _check_inherited(self, block: Block, access: Access) -> None:
         kept = []
         for earlier in outlasting(
-            [*block.accesses.values(), *block.inherited], block.base, block.base + block.size
+            [*block.accesses.values(), *flat(block.inherited)], block.base, block.base + block.size
         ):
             if earlier.block is block:
                 continue
@@ -261,20 +298,27 @@ class Monitor:
                 kept.append(earlier)
         block.inherited = kept
 
-    def _shorten(self, block: Block, latest: Access) -> None:
+    def _shorten(self, block: Block, latest: Access | None) -> None:
         order = self.order
-        kept = {
-            key: access
-            for key, access in block.accesses.items()
-            if access is latest
-            or not (
-                order.host_knows(access.stream, access.number)
-                or (
-                    latest.covers(access)
-                    and order.ordered(access.stream, access.number, latest.stream)
+        if latest is None:
+            kept = {
+                key: use
+                for key, use in block.accesses.items()
+                if not order.host_knows(key[2], use[0])
+            }
+        else:
+            kept = {
+                key: access
+                for key, access in block.accesses.items()
+                if access is latest
+                or not (
+                    order.host_knows(access.stream, access.number)
+                    or (
+                        latest.covers(access)
+                        and order.ordered(access.stream, access.number, latest.stream)
+                    )
                 )
-            )
-        }
+            }
         if len(kept) > _MOST_ACCESSES:
             # hulls of the oldest: a stream's latest number stays, which is what a free looks at
             for key in list(kept)[: len(kept) - _MOST_ACCESSES // 2]:
@@ -284,7 +328,8 @@ class Monitor:
                 "oldest of them would be missed"
             )
         block.accesses = kept
-        block.streams = {access.stream for access in kept.values()}
+        if latest is not None:
+            block.streams = {access.stream for access in kept.values()}
 
     # -- the host
     def in_flight(self, block: Block, lo: int, hi: int, write: bool) -> Access | None:

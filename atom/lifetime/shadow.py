@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import math
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any, ClassVar, TypeAlias
 
 from atom.lifetime.findings import Finding
 from atom.lifetime.happens_before import StreamKey
@@ -141,14 +142,25 @@ class Access:
 class Block:
     """A block of memory with an owner.
 
+    As long as one stream alone uses it, nothing can be out of order: its uses are kept as plain
+    tuples then, and become :class:`Access` objects when another stream comes near. A freed block
+    stands for its uses the same way in the history of its bytes.
+
     Attributes:
         base, size: its bytes; the size is what the allocator rounds to, once it is known.
         owner: the stream it was allocated for; ``None`` if that was not seen.
         pinned: host memory that devices reach.
         private: memory of a captured graph, which nobody else gets while the graph lives.
         site: where it was allocated.
-        accesses: the latest use by each stream of each range, by ``(lo, hi, stream, write)``.
-        inherited: uses by former owners of the same bytes.
+        unsized: its size, and so the history of its bytes, is not known yet.
+        accesses: the latest use by each stream of each range, by ``(lo, hi, stream, write)``:
+            ``(number, operation, site, view, copy)`` while one stream is alone, else accesses.
+        stream: the only stream that used these bytes, former owners included; ``None`` of none
+            and of several.
+        shared: each use is looked at.
+        hi: end of the highest bytes that ``stream`` used.
+        written: where the longest write without gaps from ``base`` ends.
+        inherited: uses by former owners of the same bytes, or freed blocks that stand for theirs.
         inherited_from: the stream of all of those, or ``None`` if there are several streams.
         recorded: streams that the allocator was told of.
     """
@@ -156,16 +168,23 @@ class Block:
     __slots__ = (
         "accesses",
         "base",
+        "hi",
         "inherited",
         "inherited_from",
         "owner",
         "pinned",
         "private",
         "recorded",
+        "shared",
         "site",
         "size",
+        "stream",
         "streams",
+        "unsized",
+        "written",
     )
+    #: what one stream did alone was never reported
+    finding: ClassVar[None] = None
 
     def __init__(
         self,
@@ -176,6 +195,7 @@ class Block:
         *,
         pinned: bool = False,
         private: bool = False,
+        unsized: bool = False,
     ) -> None:
         self.base = base
         self.size = size
@@ -183,19 +203,79 @@ class Block:
         self.site = site
         self.pinned = pinned
         self.private = private
-        self.accesses: dict[tuple[int, int, StreamKey, bool], Access] = {}
-        self.inherited: list[Access] = []
+        self.unsized = unsized
+        self.accesses: dict[tuple[int, int, StreamKey, bool], Any] = {}
+        self.stream: StreamKey | None = None
+        self.shared = pinned
+        self.hi = self.written = 0
+        self.inherited: Sequence[Past] = ()
         self.inherited_from: StreamKey | None = None
-        self.recorded: set[StreamKey] = set()
-        self.streams: set[StreamKey] = set()
+        self.recorded: frozenset[StreamKey] = NOBODY
+        self.streams: Set[StreamKey] = set() if pinned else NOBODY
 
-    def inherit(self, accesses: list[Access]) -> None:
+    @property
+    def lo(self) -> int:
+        """Where its bytes begin."""
+        return self.base
+
+    @property
+    def number(self) -> int:
+        """The latest operation of the stream that was alone."""
+        return max((use[0] for use in self.accesses.values()), default=0)
+
+    def claim(self, stream: StreamKey) -> bool:
+        """Whether ``stream`` is the first to use these bytes, or goes on where it was alone."""
+        if self.shared or (self.inherited and self.inherited_from != stream):
+            return False
+        self.stream = stream
+        return True
+
+    def uses(self) -> list[Access]:
+        """The uses of a block that one stream had alone, one by one."""
+        return [
+            Access(self, lo, hi, write, stream, *use)
+            for (lo, hi, stream, write), use in self.accesses.items()
+        ]
+
+    def share(self) -> None:
+        """Another stream has come: keep accesses from now on."""
+        self.accesses = dict(zip(self.accesses, self.uses(), strict=True))
+        self.streams = {access.stream for access in self.accesses.values()}
+        self.stream, self.shared = None, True
+        self.inherited = flat(self.inherited)
+
+    def inherit(self, past: Sequence[Past]) -> None:
         """Take over uses by former owners."""
-        if not accesses:
+        if not past:
             return
-        self.inherited += accesses
-        streams = {access.stream for access in self.inherited}
+        if len(past) > 1 or self.inherited:
+            # a block that was split comes back from each part
+            past = list({id(each): each for each in (*self.inherited, *past)}.values())
+        self.inherited = past
+        streams = {each.stream for each in past}
         self.inherited_from = streams.pop() if len(streams) == 1 else None
+
+    def remains(self) -> Sequence[Past]:
+        """What stays of a freed block that one stream had alone: itself, and those former uses
+        that none of its writes stands for."""
+        past, self.inherited = self.inherited, ()
+        if not self.accesses:
+            return past
+        end, written = self.base + self.size, self.written
+        return (self, *(each for each in past if min(each.hi, end) > written))
+
+
+#: a use, or a freed block in place of all of its uses
+Past: TypeAlias = "Access | Block"
+NOBODY: frozenset[StreamKey] = frozenset()
+
+
+def flat(past: Iterable[Past]) -> list[Access]:
+    """The uses one by one."""
+    found: list[Access] = []
+    for each in past:
+        found += each.uses() if isinstance(each, Block) else (each,)
+    return found
 
 
 def outlasting(accesses: list[Access], lo: int, hi: int) -> list[Access]:
@@ -234,51 +314,56 @@ class Ghosts:
     def __init__(self, most: int = 20000) -> None:
         self.most = most
         self._bases: list[int] = []
-        self._ranges: dict[int, tuple[int, list[Access]]] = {}
+        self._ranges: dict[int, tuple[int, Sequence[Past]]] = {}
 
     def __len__(self) -> int:
         return len(self._bases)
 
-    def put(self, lo: int, hi: int, accesses: list[Access]) -> None:
+    def put(self, lo: int, hi: int, past: Sequence[Past]) -> None:
         """Keep the uses of a freed range."""
-        if not accesses:
+        if not past:
             return
         known = self._ranges.get(lo)
         if known is None:
             bisect.insort(self._bases, lo)
-            self._ranges[lo] = (hi, accesses)
+            self._ranges[lo] = (hi, past)
         else:
-            self._ranges[lo] = (max(hi, known[0]), known[1] + accesses)
+            self._ranges[lo] = (max(hi, known[0]), (*known[1], *past) if known[1] else past)
 
-    def take(self, lo: int, hi: int) -> list[Access]:
+    def take(self, lo: int, hi: int) -> Sequence[Past]:
         """Remove and return the uses of ``[lo, hi)``; the rest of a cut range stays."""
+        known = self._ranges.get(lo)
+        if known is not None and known[0] == hi:
+            # the same bytes come and go: the range stays, empty
+            self._ranges[lo] = (hi, ())
+            return known[1]
         bases = self._bases
         if not bases:
-            return []
+            return ()
         index = bisect.bisect_left(bases, lo)
         if index and self._ranges[bases[index - 1]][0] > lo:
             index -= 1
-        found: list[Access] = []
-        rest: list[tuple[int, int, list[Access]]] = []
+        found: list[Past] = []
+        rest: list[tuple[int, int, list[Past]]] = []
         while index < len(bases) and bases[index] < hi:
             start = bases.pop(index)
-            stop, accesses = self._ranges.pop(start)
-            for access in accesses:
-                if access.lo < hi and lo < access.hi:
-                    found.append(access)
+            stop, past = self._ranges.pop(start)
+            for each in past:
+                if each.lo < hi and lo < each.hi:
+                    found.append(each)
             if start < lo:
-                rest.append((start, lo, [a for a in accesses if a.lo < lo]))
+                rest.append((start, lo, [each for each in past if each.lo < lo]))
             if stop > hi:
-                rest.append((hi, stop, [a for a in accesses if a.hi > hi]))
-        for start, stop, accesses in rest:
-            self.put(start, stop, accesses)
+                rest.append((hi, stop, [each for each in past if each.hi > hi]))
+        for start, stop, left in rest:
+            self.put(start, stop, left)
         return found
 
-    def trim(self, is_over: Any) -> int:
+    def trim(self, is_over: Callable[[Past], bool]) -> int:
         """Drop uses for which ``is_over`` holds; returns how many ranges had to go for space."""
         for start in list(self._bases):
-            stop, accesses = self._ranges.pop(start)
-            kept = [access for access in accesses if not is_over(access)]
+            stop, past = self._ranges.pop(start)
+            kept = [each for each in past if not is_over(each)]
             if kept:
                 self._ranges[start] = (stop, kept)
         lost = max(0, len(self._ranges) - self.most // 2)

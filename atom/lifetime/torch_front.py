@@ -27,6 +27,10 @@ from atom.lifetime.torch_layer import REGISTRIES, TorchLayer
 from atom.lifetime.torch_plans import Plan
 from atom.lifetime.watch_mode import WatchMode
 
+#: bytes of the smallest block
+_LEAST = round_size(1)
+_MOST_LAYOUTS = 4096
+
 
 class TorchFront:
     """One watch over torch's device work. Started and stopped by the sanitizer.
@@ -47,7 +51,7 @@ class TorchFront:
         self._wrappers: dict[type, bool] = {}
         #: bytes and view of each layout with strides that was seen
         self._layouts: dict[Any, tuple[int, View]] = {}
-        self._unsized: set[int] = set()
+        self._views: dict[Any, View] = {}
         self._pinned: dict[int, Any] = {}
         self._callbacks: list[tuple[Any, Callable[..., None]]] = []
         # a tensor can die, and so call back, in the middle of our own work
@@ -80,18 +84,15 @@ class TorchFront:
             return
         self._busy = True
         try:
-            self._act(action, arguments)
-            while self._waiting:
-                self._act(*self._waiting.popleft())
-        finally:
-            self._busy = False
-
-    def _act(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        try:
             action(*arguments)
+            while self._waiting:
+                action, arguments = self._waiting.popleft()
+                action(*arguments)
         except RuntimeError as error:
             # a tensor without a storage of its own (sparse, functional)
             self.monitor.report.note(f"some work could not be read: {error}"[:200])
+        finally:
+            self._busy = False
 
     # -- callbacks of torch.cuda._gpu_trace
     def _allocated(self, address: int) -> None:
@@ -103,16 +104,14 @@ class TorchFront:
     def _allocate(self, address: int, owner: int, site: RawSite) -> None:
         # the size becomes known with the first tensor that is seen there
         private = self.captured is not None
-        self.monitor.allocate(address, round_size(1), owner, site, private=private)
-        self._unsized.add(address)
+        self.monitor.allocate(address, _LEAST, owner, site, private=private, unsized=True)
 
     def _freed(self, address: int) -> None:
         block = self.monitor.live.get(address)
         if block is None:
             return
         # the lines matter where another stream had a part in it
-        streams = block.streams
-        alone = not streams or (len(streams) == 1 and block.owner in streams)
+        alone = not block.shared and (block.stream is None or block.stream == block.owner)
         self.do(self.monitor.free, address, UNKNOWN if alone else here(CALLERS))
 
     def _event_recorded(self, event: int, stream: int) -> None:
@@ -146,9 +145,8 @@ class TorchFront:
             block = monitor.live.get(base)
             if block is None:
                 block = monitor.allocate(base, storage.nbytes(), None)
-        if block.base in self._unsized:
-            self._unsized.discard(block.base)
-            monitor.resize(block, round_size(tensor.untyped_storage().nbytes()))
+        if block.unsized:
+            monitor.settle(block, round_size(tensor.untyped_storage().nbytes()))
         return block
 
     def adopt(self, tensor: Tensor) -> None:
@@ -220,55 +218,43 @@ class TorchFront:
         lo = tensor.data_ptr()
         if not lo:
             return
-        block: Block | None = self.monitor.live.get(lo)
+        block: Block | None
         if self.is_device(tensor):
-            if block is None or lo in self._unsized:
+            block = self.monitor.live.get(lo)
+            if block is None or block.unsized:
                 block = self.device_block(tensor, lo)
         else:
             block = self._adopt_pinned(tensor, lo)
         if block is None:
             return
         if tensor.is_contiguous():
-            nbytes, view, strides = tensor.nbytes, None, None
+            nbytes = tensor.nbytes
+            key = (tensor.dtype, tensor.shape)
+            view = self._views.get(key)
+            if view is None:
+                view = self._view(*key, tensor.itemsize)
         else:
             nbytes, view = self._layout(tensor)
-            strides = view.strides
         if not nbytes:
             return
-        hi = lo + nbytes
         if self.captured is not None:
-            view = view or reach(tensor)[1]
-            self.captured.append((block, lo, hi, write, operation, view))
+            self.captured.append((block, lo, lo + nbytes, write, operation, view))
             return
-        if (
-            len(block.streams) == 1
-            and (not block.inherited or block.inherited_from == stream)
-            and not block.pinned
-        ):
-            # the common case: one stream uses the same view of the same block again
-            known = block.accesses.get((lo, hi, stream, write))
-            if known is not None and known.view.strides is strides:
-                known.number, known.site = number, site
-                known.operation, known.copy = operation, copy
-                return
         self.monitor.access(
-            block,
-            lo,
-            hi,
-            write,
-            stream,
-            number,
-            operation,
-            site,
-            view or View(tensor.dtype, tensor.shape, tensor.itemsize),
-            copy=copy,
+            block, lo, lo + nbytes, write, stream, number, operation, site, view, copy
         )
+
+    def _view(self, dtype: torch.dtype, shape: tuple[int, ...], size: int) -> View:
+        if len(self._views) > _MOST_LAYOUTS:
+            self._views.clear()
+        view = self._views[dtype, shape] = View(dtype, shape, size)
+        return view
 
     def _layout(self, tensor: Tensor) -> tuple[int, View]:
         key = (tensor.shape, tensor.stride(), tensor.dtype)
         known = self._layouts.get(key)
         if known is None:
-            if len(self._layouts) > 4096:
+            if len(self._layouts) > _MOST_LAYOUTS:
                 self._layouts.clear()
             known = self._layouts[key] = reach(tensor)
         return known

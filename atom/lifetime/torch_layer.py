@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from typing import Any, Protocol
 
 import torch
@@ -60,6 +61,9 @@ class TorchLayer(Protocol):
 class CudaLayer:
     """``torch.cuda``: CUDA and HIP."""
 
+    #: whether a tensor is one of CUDA's; asked several times an operation
+    is_device = staticmethod(operator.attrgetter("is_cuda"))
+
     def __init__(self) -> None:
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -96,10 +100,6 @@ class CudaLayer:
     def activate(self) -> None:
         """Switch the callbacks on; torch cannot switch them off again."""
         torch._C._activate_gpu_trace()
-
-    def is_device(self, tensor: Tensor) -> bool:
-        """Whether it is a CUDA tensor."""
-        return tensor.is_cuda
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """``Tensor.is_pinned``."""

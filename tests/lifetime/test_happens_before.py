@@ -305,6 +305,41 @@ def test_a_free_hands_on_what_no_later_use_stands_for() -> None:
     assert len(story.own(size=2048).inherited) == 1
 
 
+def test_what_one_stream_did_alone_is_known_when_another_comes() -> None:
+    story = Story()
+    whole = story.own(base=8192, size=2048)
+    story.use(whole, 0, write=False, lo=1024, hi=1536)
+    story.drop(whole)
+    # the bytes come back in parts, as one block again, and in parts
+    for _ in range(3):
+        parts = [story.own(base=8192 + at, size=1024) for at in (0, 1024)]
+        story.use(parts[0], 0, write=True, lo=0, hi=1024)
+        for part in parts:
+            story.drop(part)
+        story.drop(story.own(base=8192, size=2048))
+    last = story.own(base=8192, size=2048)
+    story.use(last, 0, write=True, lo=1536, hi=2048)
+    story.use(last, 1, write=True, lo=512, hi=1040)
+    # of stream 0: the read of the first owner, and the last write of what was a part
+    assert story.kinds() == [Kind.REUSE_RACE] * 2
+
+
+def test_freed_ranges_past_the_limit_are_forgotten_aloud() -> None:
+    story = Story()
+    story.core._ghosts.most = 8
+    blocks = [story.own(base=8192 * number) for number in range(1, 12)]
+    for number, block in enumerate(blocks):
+        story.use(block, 0, write=False)
+        if number == 2:
+            story.core.order.observe_stream(0)
+    for block in blocks:
+        story.drop(block)
+    # three of the first nine are over, and of the six left two have to go
+    assert "2 freed ranges were forgotten" in story.report.cannot_see[0]
+    story.use(story.own(base=8192 * 11), 1, write=True)
+    assert story.kinds() == [Kind.REUSE_RACE]
+
+
 def test_unordered_uses_of_live_bytes() -> None:
     story = Story()
     block = story.own()
