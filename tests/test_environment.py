@@ -65,7 +65,10 @@ def installed() -> dict[str, Version]:
 
 
 def requirements(project: dict[str, Any]) -> list[Requirement]:
-    extras = project["optional-dependencies"].values()
+    # LMCache is never in the pinned environment: it wants other versions of what is in it
+    extras = [
+        every for name, every in project["optional-dependencies"].items() if name != "lmcache"
+    ]
     return [
         Requirement(text) for text in (*project["dependencies"], *(t for e in extras for t in e))
     ]
