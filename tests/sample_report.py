@@ -50,6 +50,8 @@ def write_notebook(folder: Path, stem: str, settled: list[Settled], *, fell: boo
         f"<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells_of_a_row}</tr></tbody></table>"
         f"<table><tr>{cells_of_a_row}</tr></table>"
     )
+    texts = "".join(f"<td>{text}</td>" for text in ("a sentence of words " * 4, "code_name", "3"))
+    wide += f"<table><thead><tr>{heads[:45]}</tr></thead><tbody><tr>{texts}</tr></tbody></table>"
     outputs = [
         nbformat.v4.new_output("display_data", {"text/html": verdicts}),
         nbformat.v4.new_output(

@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.transforms import offset_copy
 from pandas import DataFrame
 
 from atom.config import CopyProtocol
@@ -363,7 +364,9 @@ def timeline_plot(
         axes.legend(
             handles=role_handles([span[4] for span in spans]),
             loc="upper left",
-            bbox_to_anchor=(0, -0.16),
+            # below the axis' words, however high the axes are
+            bbox_to_anchor=(0, 0),
+            bbox_transform=offset_copy(axes.transAxes, axes.figure, 0, -36, units="points"),
             ncols=4,
             frameon=False,
         )

@@ -150,15 +150,15 @@ def fates(row: dict[str, Any]) -> tuple[int, int, int, int]:
     return same, changed, failed, lost if row["crashed"] else 0
 
 
-#: colour, marker
+#: colour, marker; the markers are none of a protocol's
 _KERNEL_ARMS: dict[str, tuple[str, str]] = {
-    KernelArm.REPORT: (BLUE, "o"),
+    KernelArm.REPORT: (BLACK, "*"),
     KernelArm.NONE: (GREY, "P"),
     KernelArm.NULL: (GREY, "P"),
-    KernelArm.TRAP: (VERMILION, "X"),
-    KernelArm.UNPACKED: (SKY, "s"),
-    KernelArm.FLA: (GREEN, "D"),
-    KernelArm.TRANSFORMERS: (PURPLE, "^"),
+    KernelArm.TRAP: (PURPLE, "p"),
+    KernelArm.UNPACKED: (SKY, "h"),
+    KernelArm.FLA: (GREEN, ">"),
+    KernelArm.TRANSFORMERS: (PURPLE, "<"),
     KernelArm.COPY: (BLACK, "_"),
     KernelArm.COPY_KERNEL: (ORANGE, "v"),
 }
@@ -207,7 +207,7 @@ def _one_legend(figure: Figure, all_axes: Sequence[Axes]) -> None:
         list(found.values()),
         list(found),
         loc="outside upper left",
-        ncols=min(len(found), 6),
+        ncols=min(len(found), 4),
         frameon=False,
     )
 
@@ -237,11 +237,15 @@ def updates_figure(summaries: Sequence[ArmSummary]) -> Figure:
             {one.queries for one in chosen(summaries, Question.SPEED, operator)}, reverse=True
         )
     ]
+    columns = min(len(panels), 2)
+    lines = -(-len(panels) // columns)
     figure, all_axes = plt.subplots(
-        1, len(panels), figsize=(3.3 * len(panels) + 0.6, 4.4), sharey=True, squeeze=False
+        lines, columns, figsize=(4.9 * columns, 0.9 + 3.4 * lines), sharey=True, squeeze=False
     )
+    for axes in all_axes.flat[len(panels) :]:
+        axes.remove()
     arms = tuple(arm for arm in KernelArm if arm not in (KernelArm.NONE, KernelArm.NULL, "trap"))
-    for axes, (operator, queries) in zip(all_axes[0], panels, strict=True):
+    for axes, (operator, queries) in zip(all_axes.flat, panels, strict=False):
         rows = [
             one
             for one in chosen(summaries, Question.SPEED, operator)
@@ -256,8 +260,9 @@ def updates_figure(summaries: Sequence[ArmSummary]) -> Figure:
         axes.set_title(f"{_OPERATORS[operator]}, {queries} {tokens} a row", fontsize=9)
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    all_axes[0][0].set_ylabel("time over the copy (log)")
-    _one_legend(figure, all_axes[0])
+    for axes in all_axes[:, 0]:
+        axes.set_ylabel("time over the copy (log)")
+    _one_legend(figure, all_axes.flat[: len(panels)])
     return figure
 
 
@@ -266,6 +271,8 @@ _SPEED_ARMS: dict[str, tuple[str, str]] = {
     SpeedArm.NULL: ("#BDBDBD", "oooo"),
     SpeedArm.MTP: (SKY, "...."),
     SpeedArm.FORCED: (GREEN, "////"),
+    SpeedArm.REPLAY: (YELLOW, "...."),
+    SpeedArm.REPLAY_FORCED: (ORANGE, "////"),
     SpeedArm.TRANSFORMERS: (PURPLE, "xxxx"),
 }
 

@@ -165,7 +165,7 @@ def schedules_figure(schedules: Sequence[Schedule]) -> Figure:
     for number, (axes, one) in enumerate(zip(all_axes[:, 0], schedules, strict=True)):
         last = number == len(schedules) - 1
         timeline_plot(axes, one.spans, one.ownership, legend=last, unit="steps of the schedule")
-        axes.set_title(f"{one.protocol}: {one.got}")
+        axes.set_title(textwrap.fill(f"{one.protocol}: {one.got}", 96))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not last:
             axes.set_xlabel("")

@@ -14,19 +14,22 @@ from atom.benchmarks.race_timeline import TrialPicture, lanes
 from atom.device.interface import CopyPath
 from atom.evidence import Evidence
 from atom.workbook.figures import (
-    BLUE,
+    BLACK,
     EVIDENCE_STYLE,
-    ORANGE,
+    PURPLE,
     arm_style,
     evidence_handle,
     stale_rate_plot,
     timeline_plot,
 )
 
+#: colours and markers that no protocol has
 _PATH_STYLE = {
-    str(CopyPath.ENGINE): (BLUE, "o", "copy by engine"),
-    str(CopyPath.KERNEL): (ORANGE, "s", "copy by kernel"),
+    str(CopyPath.ENGINE): (BLACK, "v", "copy by engine"),
+    str(CopyPath.KERNEL): (PURPLE, "h", "copy by kernel"),
 }
+#: more would make the words of a figure small
+_MOST_PANELS = 2
 
 
 _ORDER_TEXT = {
@@ -70,13 +73,18 @@ def queue_figure(rates: dict[str, tuple[Evidence, pd.DataFrame]], title: str) ->
         rates: panel title to kind of evidence and rows of ``race_analysis.queue_rates``.
         title: of the figure.
     """
+    columns = min(len(rates), _MOST_PANELS)
+    lines = -(-len(rates) // columns)
     figure, all_axes = plt.subplots(
-        1, len(rates), figsize=(5.0 * len(rates), 3.8), sharey=True, squeeze=False
+        lines, columns, figsize=(5.0 * columns, 3.8 * lines), sharey=True, squeeze=False
     )
-    for axes, (name, (evidence, rows)) in zip(all_axes[0], rates.items(), strict=True):
+    for axes in all_axes.flat[len(rates) :]:
+        axes.remove()
+    for axes, (name, (evidence, rows)) in zip(all_axes.flat, rates.items(), strict=False):
         _queue_panel(axes, evidence, rows)
         axes.set_title(name, fontsize=10)
-    all_axes[0][0].set_ylabel("stale trials (%)")
+    for axes in all_axes[:, 0]:
+        axes.set_ylabel("stale trials (%)")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure
 
@@ -113,6 +121,8 @@ def _queue_panel(axes: Axes, evidence: Evidence, rows: pd.DataFrame) -> None:
                 color=colour,
             )
     axes.set_xticks(range(len(settings)), settings)
+    # room for the words beside the outer points
+    axes.set_xlim(-0.5, len(settings) - 0.5)
     axes.set_ylim(-6, 112)
     axes.set_xlabel("hardware queues\n(beside a point: processes with a stale trial, of all)")
     handles, _ = axes.get_legend_handles_labels()
@@ -146,7 +156,7 @@ def margin_figure(panels: dict[str, tuple[Evidence, pd.DataFrame]], title: str) 
                 row.margin_us,
                 -labels.index(row.label),
                 marker="X" if stale else "o",
-                color=arm_style("unpatched").colour if stale else BLUE,
+                color=arm_style("unpatched").colour if stale else BLACK,
                 fillstyle=EVIDENCE_STYLE[evidence].fill,
                 markerfacecoloralt="white",
                 linestyle="none",

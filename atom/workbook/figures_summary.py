@@ -18,7 +18,8 @@ from atom.workbook.summary import CoverageMatrix
 COVERAGE_STYLE: dict[str, tuple[str, str, str]] = {
     "published alone": ("#D9D9D9", "", BLACK),
     "published and measured here": (BLUE, "", "white"),
-    "measured here alone": (GREEN, "", "white"),
+    # light, so that grey print tells it from the one above
+    "measured here alone": ("#8FD3BD", "", BLACK),
     "published and simulated here": ("#BFE0F3", "....", BLACK),
     "simulated here alone": ("#CFEDE4", "////", BLACK),
     "nothing": ("#FFFFFF", "", "#555555"),

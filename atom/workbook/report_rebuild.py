@@ -133,7 +133,12 @@ def plan_from_report(folder: Path, root: Path, stems: Iterable[str] = ()) -> Pla
     if len(profiles) > 1:
         raise BadInput(f"{shown_path(folder)}: results of several profiles: {sorted(profiles)}")
     known = _known_runs(results.values(), root)
-    parameters = {stem: _again(stem, result, known, root) for stem, result in results.items()}
+    # what the report itself simulated is deleted when its notebook is executed again
+    own_runs = (folder / "runs").resolve()
+    kept_runs = {
+        name: path for name, path in known.items() if not path.resolve().is_relative_to(own_runs)
+    }
+    parameters = {stem: _again(stem, result, kept_runs, root) for stem, result in results.items()}
     read = results.get(_SUMMARY, {"settings": {}})["settings"].get("records", ())
     # an executed notebook names its report's folder "report" where that lay outside of the checkout
     own = [name for name in read if name == "report/runs" or _same(root / name, folder / "runs")]

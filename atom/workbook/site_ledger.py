@@ -23,6 +23,8 @@ COLUMNS = (
     "machine",
     "settled in",
 )
+#: what a cell without a value shows
+_NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,10 @@ def _row(row: LedgerRow) -> str:
     cells = (
         f'<a href="#claim-{name}" aria-label="Permalink of {name}">{name}</a>',
         text(claim.claim),
-        text(row.published) + version,
+        (text(row.published) or _NOTHING) + version,
         verdict_badge(settled.verdict),
         evidence_badge(settled.evidence),
-        text(settled.value) + note,
+        (text(settled.value) or _NOTHING) + note,
         text(row.machine),
         link,
     )

@@ -139,6 +139,11 @@ def test_a_report_is_rebuilt_with_its_parameters_on_the_rows_it_cites(tmp_path: 
         assert plan.folder == report
         # the device is left to the virtual one; the simulated run that is not here is made again
         assert plan.parameters == {_RACE: {"trials": 7, "records": [f"data/runs/h200/{run.name}"]}}
+    # nor does it count as a record where it is still here: its notebook's start deletes it
+    simulated = write_run(report / "runs" / _RACE, "virtual-mi355x", "aaaaaa")
+    simulated.rename(simulated.with_name("20260131T101213Z-race-aaaaaa"))
+    write_race_report(report, run, trials=7, records=[f"reports/h200/runs/{_RACE}"])
+    assert make_plan([str(report)], tmp_path).parameters == plan.parameters
     shutil.rmtree(run)
     with pytest.raises(BadInput, match=f"not in data/runs: {run.name}"):
         make_plan([str(report)], tmp_path)
