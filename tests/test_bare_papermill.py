@@ -81,6 +81,8 @@ def injected(words: list[str], tmp_path: Path) -> dict[str, Any]:
             "conv_width: input should be greater than or equal to 2",
         ),
         (["-p", "bonus", "3", "-r", "profile", "mine"], ["-r", "bonus", "3"], "got '3'"),
+        (["-y", "{bonus: 3}"], ["-y", "{bonus:3}"], "blank after the colon, as in 'bonus: 3'"),
+        (["-y", "{bonus: 3}"], ["-y", "{bonsu:3}"], "blank after the colon, as in 'bonsu: 3'"),
     ],
 )
 def test_every_option_is_validated(

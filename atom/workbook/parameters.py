@@ -92,6 +92,8 @@ def assign(
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(known)
+            if ":" in name:
+                hint = f"YAML wants a blank after the colon; {hint}"
             chosen = ", ".join(spec.stem for spec in specs)
             raise BadInput(f"{name}: no selected notebook ({chosen}) has this parameter; {hint}")
     if target.option not in ("ci", "gpu") and not given.get("records"):

@@ -77,7 +77,12 @@ def repository_root() -> Path:
 
 
 def _unknown_injected(spec: NotebookSpec, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Names that a ``# Parameters`` cell assigned and the settings class does not know."""
+    """Names that a ``# Parameters`` cell assigned and the settings class does not know.
+
+    Raises:
+        BadInput: YAML like ``{trials:5}``, a name without a value, which papermill turns into a
+            line that Python takes for an annotation.
+    """
     cells = [str(source) for source in namespace.get("In", ())]
     injected = [source for source in cells if source.lstrip().startswith("# Parameters")]
     if not injected:
@@ -87,6 +92,13 @@ def _unknown_injected(spec: NotebookSpec, namespace: Mapping[str, Any]) -> dict[
         statements = ast.parse(injected[-1]).body
     except SyntaxError:
         return {}
+    for statement in statements:
+        if isinstance(statement, ast.AnnAssign):
+            name, value = ast.unparse(statement.target), ast.unparse(statement.annotation)
+            raise BadInput(
+                f"notebook {spec.stem}: parameter '{name}:{value}' has no value: YAML wants a "
+                f"blank after the colon, as in '{name}: {value}'"
+            )
     targets = [
         target.id
         for statement in statements
