@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import os
+import platform
 import resource
 import sys
 import threading
@@ -332,6 +333,16 @@ def _device_peak(device: Device | None) -> int | None:
         return None
 
 
+def describe(settings: ThroughputSettings) -> dict[str, Any]:
+    """The device that this process would use, and the software that drives it."""
+    device = open_device(settings.device, profile=settings.device_profile, seed=settings.seed)
+    return {
+        "properties": asdict(device.properties),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
 # -- a process of its own
 def main() -> int:
     """Run the job that standard input describes. Returns the exit code."""
@@ -345,6 +356,9 @@ def main() -> int:
             file.write(json.dumps(values) + "\n")
 
     settings = ThroughputSettings.parse(job["settings"], where="sweep throughput")
+    if job.get("describe"):
+        tell(describe(settings))
+        return 0
     point = next(p for p in build_points(settings) if p.point_id == job["point_id"])
     outcome = run_point(settings, point, tell, began=job["began"])
     return _EXIT_CODES[outcome]

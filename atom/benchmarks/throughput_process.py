@@ -26,9 +26,12 @@ OUT_OF_MEMORY = 4
 START_FAILED = 5
 LOAD_FAILED = 6
 GUARD_ERROR = 7
-#: of ``timeout`` and of a shell that was told to end a command
 _KILLED_WAIT_SECONDS = 10.0
 _TAIL_BYTES = 20_000
+#: which of them names the one GPU of a point
+_GPU_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+#: points that run in this process's children, with the sweep that each belongs to
+_RUNNING: dict[subprocess.Popen[bytes], str] = {}
 
 
 def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str, Any]:
@@ -40,12 +43,13 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
 
     Args:
         job: JSON values. ``limit_seconds``: its time limit. ``environment``: variables to set.
-            ``log``: where its output goes; ``None`` forgets it. All else is the process's own.
+            ``log``: where its output goes; ``None`` forgets it. ``sweep``: see :func:`end_all`.
+            All else is the process's own.
         command: starts the process.
 
     Returns:
         ``told``: what the process told, by name, ``wall_seconds``, ``exit_code``, ``timed_out``,
-        ``last_words``: the last line that it wrote.
+        ``last_words``: the last line that it wrote, ``gpu``: the GPU that it was shown.
     """
     environment = {**os.environ, **job.get("environment", {})}
     with tempfile.TemporaryDirectory(prefix="atom-point-") as folder:
@@ -62,14 +66,16 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
                 env=environment,
                 start_new_session=True,
             )
+            _RUNNING[process] = str(job.get("sweep"))
             try:
                 assert process.stdin is not None
-                line = json.dumps({**job, "told": str(told)}) + "\n"
+                line = json.dumps({**job, "told": str(told), "began": time.time()}) + "\n"
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(line.encode())
                     process.stdin.flush()
                 timed_out = _wait(process, job["limit_seconds"] - (time.monotonic() - began))
             finally:
+                _RUNNING.pop(process, None)
                 _end(process)
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()  # type: ignore[union-attr]
@@ -79,7 +85,17 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
             "exit_code": process.returncode,
             "timed_out": timed_out,
             "last_words": _last_line(log_path),
+            "gpu": next(
+                (environment[name] for name in _GPU_VARIABLES if name in environment), None
+            ),
         }
+
+
+def end_all(sweep: str) -> None:
+    """Kill the points of a sweep that run in children of this process."""
+    for process, owner in list(_RUNNING.items()):
+        if owner == sweep:
+            _end(process)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -71,7 +71,7 @@ class ThroughputSettings(Settings):
     max_context_tokens: int = Field(1024, ge=16, le=2**22)
     """Longest request, prompt and output together; sessions end before a longer one."""
 
-    think_cap_seconds: float = Field(1.0, ge=0, le=3600)
+    think_cap_seconds: float = Field(0.2, ge=0, le=3600)
     """Longest pause between an answer and the next request of a session."""
 
     output_tokens: int | None = Field(None, ge=1, le=2**20)
@@ -168,6 +168,18 @@ class ThroughputSettings(Settings):
     seed: int = Field(42, ge=0, le=2**31 - 1)
     """Of weights, sessions and the order of points."""
 
+    # where it runs is no part of what is measured: not recorded, and another at each resumption
+    gpus: Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], _Once] = Field(
+        (), exclude=True
+    )
+    """GPUs of this host, a point on each side by side; empty: the first one."""
+
+    scheduler: str | None = Field(None, min_length=1, exclude=True)
+    """Address of a Dask scheduler whose workers announce GPU=1; empty runs here."""
+
+    logs: str | None = Field(None, min_length=1, exclude=True)
+    """Folder of the points' logs; empty keeps none."""
+
     @model_validator(mode="after")
     def _fits_together(self) -> ThroughputSettings:
         if not self.pool_gib and not self.no_offload:
@@ -179,6 +191,8 @@ class ThroughputSettings(Settings):
                 f"num_kv_blocks {blocks} of {self.block_size} tokens do not hold one request of "
                 f"max_context_tokens {longest}; raise the one or lower the other"
             )
+        if self.gpus and self.scheduler is not None:
+            raise ValueError("gpus are those of this host: leave them out beside a scheduler")
         for arm in (*grid_arms(self), *_special_arms(self)):
             # what an engine would refuse is refused here, before any point has started
             engine_settings(self, arm, self.concurrency[0], self._largest)

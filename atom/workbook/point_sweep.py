@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
 from atom.config import DeviceChoice, Settings
 from atom.device import Device, DeviceKind, open_device
-from atom.errors import BadInput
+from atom.errors import AtomError, BadInput
 from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.parameters import read_given
 from atom.workbook.provenance import collect_provenance
@@ -46,6 +46,10 @@ S = TypeVar("S", bound=Settings)
 Measured = Generator[tuple[str, Mapping[str, Sequence[BaseModel]]], None, None]
 
 
+#: options of the command line that not every experiment has
+OPTIONS = ("processes", "trials", "gpus", "scheduler", "traces")
+
+
 @dataclass(frozen=True)
 class PlannedPoint:
     """A point that a sweep will run.
@@ -61,6 +65,18 @@ class PlannedPoint:
     seconds: float
 
 
+class SweepOver(AtomError):
+    """A sweep ends before its plan does, as it was told to; what is left can be resumed.
+
+    Args:
+        reasons: why, by record identity of each point that did not run.
+    """
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__(f"{len(reasons)} points did not run: {next(iter(reasons.values()))}")
+        self.reasons = dict(reasons)
+
+
 class PointSweep(ABC, Generic[S]):
     """How one experiment is swept. One object an experiment, without state."""
 
@@ -70,7 +86,7 @@ class PointSweep(ABC, Generic[S]):
     experiment: ClassVar[str]
     #: its rows' table
     table: ClassVar[str] = "arms"
-    #: of ``--trials`` and ``--processes``, those that it takes
+    #: of the options of some experiments (``OPTIONS``), those that it takes
     takes: ClassVar[frozenset[str]] = frozenset()
     #: why it takes no other
     why_not: ClassVar[str]
@@ -94,6 +110,14 @@ class PointSweep(ABC, Generic[S]):
     @abstractmethod
     def measure(self, settings: S, device: Device, ready: Any, done: Collection[str]) -> Measured:
         """Run the points whose record identity is not in ``done``."""
+
+    def side_by_side(self, settings: S) -> int:
+        """Points that run at once."""
+        return 1
+
+    def is_here(self, settings: S) -> bool:
+        """Whether the points run on this machine."""
+        return True
 
     def results(self, run: Run) -> dict[str, Any]:
         """What ``--json`` prints besides the run's folder: the rows, unless there is more."""
@@ -145,7 +169,7 @@ class PointSweep(ABC, Generic[S]):
             BadInput: unknown names, wrong values, options that this sweep has not, or options that
                 contradict ``--resume``.
         """
-        for name in ("processes", "trials"):
+        for name in OPTIONS:
             if getattr(arguments, name) is not None and name not in self.takes:
                 raise BadInput(f"sweep {self.command} has no --{name}: {self.why_not}")
         given: dict[str, Any] = read_given(arguments.parameters, None)
@@ -194,7 +218,7 @@ def record_points(
     progress = progress or NoProgress()
     points = sweep.plan(settings)
     kind = DeviceKind.VIRTUAL
-    if sweep.device_of(settings) is DeviceChoice.ACCELERATOR:
+    if sweep.device_of(settings) is DeviceChoice.ACCELERATOR and sweep.is_here(settings):
         kind = this_kind()
         refuse_hiding_settings(os.environ)
         refuse_no_accelerator()
@@ -215,7 +239,8 @@ def record_points(
     else:
         writer = RunWriter.resume(resume, plain)
     left = [point for point in points if not writer.has(point.record_id)]
-    progress.start(len(left), sum(point.seconds for point in left))
+    seconds = sum(point.seconds for point in left)
+    progress.start(len(left), seconds / sweep.side_by_side(settings))
     if len(left) < len(points):
         progress.note(f"{len(points) - len(left)} of {len(points)} points are recorded already")
     measured = sweep.measure(settings, device, ready, frozenset(writer.points))
@@ -227,6 +252,11 @@ def record_points(
     except KeyboardInterrupt:
         writer.finish("interrupted", "interrupted by the user")
         raise SweepInterrupted(writer.path) from None
+    except SweepOver as over:
+        writer.add_fact("stopped_early", "not_run", over.reasons)
+        writer.finish("interrupted", str(over))
+        progress.note(f"{over}; go on with: {resume_text(sweep.command, writer.path)}")
+        return load_run(writer.path)
     except BaseException as error:
         writer.finish("failed", f"{type(error).__name__}: {error}")
         progress.note(
@@ -295,8 +325,9 @@ def _dry_run(sweep: PointSweep[S], settings: S, arguments: argparse.Namespace) -
     if arguments.resume is not None:
         done = RunWriter.finished_points(arguments.resume)
         points = [point for point in points if point.record_id not in done]
-    seconds = sum(point.seconds for point in points)
-    minutes = seconds / 60 if device is DeviceChoice.ACCELERATOR else 0.0
+    total = sum(point.seconds for point in points)
+    seconds = total / sweep.side_by_side(settings)
+    minutes = total / 60 if device is DeviceChoice.ACCELERATOR else 0.0
     if arguments.json:
         values = {
             "format": 1,

@@ -98,7 +98,8 @@ def manners(path: Path, provenance: Provenance, tables: Mapping[str, pd.DataFram
         problems.append(
             f"{file}:machine: {provenance.machine}, but the folder above is {resolved.parent.name}"
         )
-    if provenance.exit_state != "finished":
+    # a run that stopped where it was told to names what it left out
+    if provenance.exit_state != "finished" and not provenance.facts.get("stopped_early"):
         problems.append(
             f"{file}:exit_state: {provenance.exit_state}; resume the sweep so that it finishes"
         )

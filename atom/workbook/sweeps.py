@@ -193,6 +193,7 @@ _POINT_SWEEPS = {
     "engine-fault": "engine_fault_runs",
     "engine-speed": "engine_speed_runs",
     "greedy-equality": "greedy_equality_runs",
+    "throughput": "throughput_runs",
 }
 
 
@@ -225,6 +226,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, metavar="N", help="trials of an arm in a process")
     parser.add_argument("--processes", type=int, metavar="N", help="processes an arm")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of arms")
+    parser.add_argument("--traces", metavar="DIR", help="recorded sessions (throughput)")
+    parser.add_argument(
+        "--gpus", type=_numbers, metavar="0,1,2", help="a point on each, side by side (throughput)"
+    )
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Dask scheduler whose workers announce GPU=1 (throughput)",
+    )
     parser.add_argument(
         "-p",
         dest="parameters",
@@ -241,12 +251,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON in place of text")
 
 
+def _numbers(text: str) -> list[int]:
+    """``0,1,2`` as numbers."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,1,2, got {text!r}") from None
+
+
 def settings_from(arguments: argparse.Namespace) -> RaceSettings:
     """Settings of a command line; those of a resumed run come from its record.
 
     Raises:
         BadInput: unknown names, wrong values, or options that contradict ``--resume``.
     """
+    for name in ("gpus", "scheduler", "traces"):
+        if getattr(arguments, name) is not None:
+            raise BadInput(f"sweep race has no --{name}: its processes share one GPU in turn")
     given: dict[str, Any] = read_given(arguments.parameters, None)
     if arguments.device is not None:
         given["device"] = arguments.device

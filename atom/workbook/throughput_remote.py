@@ -1,0 +1,82 @@
+"""What the workers of a cluster are: a run is of one kind of device and of one software."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from atom.benchmarks.throughput_settings import ThroughputSettings
+from atom.device.interface import DeviceKind, DeviceProperties
+from atom.errors import BadInput, DeviceError
+from atom.evidence import Evidence
+from atom.workbook.provenance import source_commit
+from atom.workbook.throughput_dask import gpu_workers, run_here
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_DESCRIBE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A device that other processes open; this one knows its properties alone."""
+
+    properties: DeviceProperties
+
+
+def worker_commit() -> str | None:
+    """Commit of the code on the worker that this is called on."""
+    return source_commit()[0]
+
+
+def describe_workers(
+    client: Client, settings: ThroughputSettings, command: Sequence[str]
+) -> DeviceProperties:
+    """The device that all workers have.
+
+    Raises:
+        BadInput: they differ from each other, or their software from this process's.
+        DeviceError: one of them cannot say.
+    """
+    job = {
+        "point_id": "describe",
+        "describe": True,
+        "settings": settings.model_dump(mode="json"),
+        "limit_seconds": _DESCRIBE_SECONDS,
+    }
+    addresses = gpu_workers(client)
+    futures = [
+        client.submit(run_here, job, command, workers=[address], pure=False, resources={"GPU": 1})
+        for address in addresses
+    ]
+    commits = client.run(worker_commit, workers=addresses)
+    seen: list[dict[str, Any]] = []
+    for end in client.gather(futures):
+        if "properties" not in end["told"]:
+            raise DeviceError(f"worker {end['worker']} has no device: {end['last_words']}")
+        seen.append(end["told"])
+    own = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": source_commit()[0],
+    }
+    for told, address in zip(seen, addresses, strict=True):
+        found = {**told, "commit": commits[address]}
+        for name, value in own.items():
+            if found[name] != value:
+                raise BadInput(f"a worker has {name} {found[name]}, this process {value}: use one")
+        if told["properties"] != seen[0]["properties"]:
+            names = {each["properties"]["name"] for each in seen}
+            raise BadInput(
+                f"workers have different devices or drivers ({', '.join(sorted(names))}): a run "
+                "is of one kind; sweep each kind for itself"
+            )
+    values = seen[0]["properties"]
+    return DeviceProperties(
+        **{**values, "kind": DeviceKind(values["kind"]), "evidence": Evidence(values["evidence"])}
+    )

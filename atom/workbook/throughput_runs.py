@@ -1,0 +1,347 @@
+"""``python -m atom sweep throughput``: agentic load across concurrency and CPU-pool sizes."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from atom.benchmarks.agentic_sessions import Traces
+from atom.benchmarks.throughput_point import read_sessions
+from atom.benchmarks.throughput_process import COMMAND, run_point
+from atom.benchmarks.throughput_rows import EXPERIMENT
+from atom.benchmarks.throughput_settings import (
+    ThroughputPoint,
+    ThroughputSettings,
+    build_points,
+)
+from atom.config import DeviceChoice
+from atom.device import Device, open_device
+from atom.device.interface import DeviceKind
+from atom.errors import BadInput
+from atom.model_engine.engine_builder import PRESET
+from atom.models.presets import EMBEDDING_SCALES, preset, random_checkpoint
+from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, SweepOver, record_points
+from atom.workbook.records import Run
+from atom.workbook.sweep_control import this_kind
+from atom.workbook.sweep_progress import SweepProgress
+from atom.workbook.throughput_dask import (
+    Lost,
+    connected,
+    local_cluster,
+    refuse_no_dask,
+    run_jobs,
+    visible,
+)
+from atom.workbook.throughput_remote import Elsewhere, describe_workers
+from atom.workbook.throughput_results import result_text, tables_of, unexpected
+
+#: what an accelerator takes where a value is not given: the scale of one H200
+ACCELERATOR: dict[str, Any] = {
+    "model": "preset:m395",
+    "max_context_tokens": 32000,
+    "think_cap_seconds": 1.0,
+    "duration_seconds": 60.0,
+    "concurrency": [8, 16, 32, 48, 64],
+    "pool_gib": [2.0, 6.0, 12.0, 24.0],
+    "chunk_tokens": [256],
+    "other_chunk_tokens": [64, 2048],
+    "special": ["repeats", "unpatched", "guard", "factorial", "zero_copy", "chunks", "policies"],
+    "central_concurrency": [32],
+    "crash_points": [[32, 12.0], [64, 24.0]],
+    "max_num_batched_tokens": 8192,
+    "block_size": 64,
+    # 4 GiB of this model's KV: a dozen long sessions
+    "num_kv_blocks": 6554,
+    "state_checkpoint_tokens": 256,
+    "num_state_checkpoints": 128,
+}
+#: what ``--quick`` takes there
+QUICK_ACCELERATOR: dict[str, Any] = {
+    "duration_seconds": 4.0,
+    "concurrency": [32],
+    "pool_gib": [12.0],
+    "special": [],
+    "crash_points": [],
+}
+QUICK: dict[str, Any] = {"duration_seconds": 1.0, "concurrency": [4], "pool_gib": [0.002]}
+#: a load's time beyond its window: warm-up and the last answers
+_AROUND_SECONDS = 3.0
+_HANG_SECONDS = 120.0
+#: of a point's start: process and libraries, weights and graphs; pinning a GiB
+_START_SECONDS = {DeviceChoice.VIRTUAL: 5.0, DeviceChoice.ACCELERATOR: 14.0}
+_PIN_SECONDS_PER_GIB = 0.35
+
+
+@dataclass
+class Ready:
+    """What all points need.
+
+    Attributes:
+        traces: the sessions.
+        model: what the points load: made once where the settings name a preset.
+        keep: ends with the sweep.
+    """
+
+    traces: Traces
+    model: str
+    keep: ExitStack = field(default_factory=ExitStack)
+
+
+class ThroughputSweep(PointSweep[ThroughputSettings]):
+    """A process and an engine a point."""
+
+    command = "throughput"
+    experiment = EXPERIMENT
+    table = "points"
+    takes = frozenset({"gpus", "scheduler", "traces"})
+    why_not = "a point is one process; see -p repeats N"
+    #: starts a point's process
+    process: tuple[str, ...] = COMMAND
+
+    def parse(self, given: dict[str, Any], quick: bool) -> ThroughputSettings:
+        """See :class:`PointSweep`."""
+        accelerator = given.get("device") == DeviceChoice.ACCELERATOR.value
+        defaults = dict(ACCELERATOR) if accelerator else {}
+        if quick:
+            defaults |= QUICK_ACCELERATOR if accelerator else QUICK
+        if not {"concurrency", "pool_gib"}.isdisjoint(given):
+            # they name points of the default grid
+            for name in ("central_concurrency", "crash_points"):
+                defaults.pop(name, None)
+        return ThroughputSettings.parse({**defaults, **given}, where="sweep throughput")
+
+    def recorded(self, settings: dict[str, Any], where: str) -> ThroughputSettings:
+        """See :class:`PointSweep`."""
+        return ThroughputSettings.parse(settings, where=where)
+
+    def settings_from(
+        self, arguments: argparse.Namespace, present: DeviceChoice | None = None
+    ) -> ThroughputSettings:
+        """See :class:`PointSweep`. A resumed run may go on elsewhere, and with its traces moved."""
+        logs = str(Path(arguments.out) / ".logs" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+        if arguments.resume is None:
+            settings = super().settings_from(arguments, present)
+            return settings.model_copy(update={"logs": settings.logs or logs})
+        moved = {name: getattr(arguments, name) for name in sorted(self.takes)}
+        plain = argparse.Namespace(**{**vars(arguments), **dict.fromkeys(self.takes)})
+        settings = super().settings_from(plain, present)
+        values = settings.model_dump(mode="json") | {"logs": logs}
+        values |= {name: value for name, value in moved.items() if value is not None}
+        _refuse_other_traces(settings.traces, values["traces"])
+        return ThroughputSettings.parse(values, where=f"settings of {arguments.resume}")
+
+    def plan(self, settings: ThroughputSettings) -> list[PlannedPoint]:
+        """See :class:`PointSweep`."""
+        return [
+            PlannedPoint(
+                point.point_id,
+                f"{point.point_id:44} {estimate_seconds(settings, point):6.1f} s",
+                estimate_seconds(settings, point),
+            )
+            for point in build_points(settings)
+        ]
+
+    def side_by_side(self, settings: ThroughputSettings) -> int:
+        """See :class:`PointSweep`."""
+        return max(1, len(settings.gpus))
+
+    def is_here(self, settings: ThroughputSettings) -> bool:
+        """See :class:`PointSweep`."""
+        return settings.scheduler is None
+
+    def open(self, settings: ThroughputSettings) -> Device:
+        """See :class:`PointSweep`. Nothing runs in this process: it takes no memory of the GPU."""
+        if settings.scheduler is not None:
+            with connected(settings.scheduler) as client:
+                return cast(Device, Elsewhere(describe_workers(client, settings, self.process)))
+        if settings.device is DeviceChoice.ACCELERATOR:
+            from atom.device.accelerator import accelerator_properties
+
+            return cast(Device, Elsewhere(accelerator_properties(0)))
+        return open_device(
+            DeviceChoice.VIRTUAL, profile=settings.device_profile, seed=settings.seed
+        )
+
+    def prepare(self, settings: ThroughputSettings, device: Device) -> Ready:
+        """See :class:`PointSweep`."""
+        if settings.gpus:
+            refuse_no_dask()
+            _environments(settings)
+        ready = Ready(read_sessions(settings), settings.model)
+        name = settings.model.removeprefix(PRESET)
+        here = settings.scheduler is None and device.properties.kind is not DeviceKind.VIRTUAL
+        if here and name != settings.model:
+            # drawn once: that takes longer than to load it
+            folder = ready.keep.enter_context(tempfile.TemporaryDirectory(prefix="atom-model-"))
+            scale = EMBEDDING_SCALES[name]
+            random_checkpoint(folder, preset(name), settings.seed, embedding_scale=scale)
+            ready.model = folder
+        return ready
+
+    def facts(self, ready: Ready) -> dict[str, Any]:
+        """See :class:`PointSweep`."""
+        return {
+            "traces": {
+                "source": ready.traces.source,
+                "sessions": len(ready.traces.sessions),
+                "dropped": dict(ready.traces.dropped),
+                "block_tokens": ready.traces.block_tokens,
+            }
+        }
+
+    def planned_rows(self, points: int) -> dict[str, int]:
+        """See :class:`PointSweep`."""
+        return {"points": points}
+
+    def measure(
+        self,
+        settings: ThroughputSettings,
+        device: Device,
+        ready: Ready,
+        done: Collection[str],
+    ) -> Measured:
+        """See :class:`PointSweep`."""
+        points = {p.point_id: p for p in build_points(settings) if p.point_id not in done}
+        queue = _Queue(settings, list(points.values()), ready.model)
+        lost: dict[str, str] = {}
+        with ready.keep:
+            for job, end in self._ends(settings, queue):
+                point = points[job["point_id"]]
+                if isinstance(end, Lost):
+                    lost[point.point_id] = end.reason
+                    continue
+                queue.took(point, end["wall_seconds"])
+                yield point.point_id, tables_of(settings, point, end, job["limit_seconds"])
+        reasons = dict.fromkeys(queue.left, "no time was left") | lost
+        if reasons:
+            raise SweepOver(reasons)
+
+    def _ends(
+        self, settings: ThroughputSettings, queue: _Queue
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Lost]]:
+        sweep = queue.sweep
+        if settings.scheduler is not None:
+            with connected(settings.scheduler) as client:
+                yield from run_jobs(client, queue.next, sweep, self.process)
+        elif len(settings.gpus) > 1:
+            with local_cluster(_environments(settings)) as client:
+                yield from run_jobs(client, queue.next, sweep, self.process)
+        else:
+            for environment in _environments(settings)[:1]:
+                while (job := queue.next()) is not None:
+                    yield job, run_point({**job, "environment": environment}, self.process)
+
+    def text(self, run: Run) -> str:
+        """See :class:`PointSweep`."""
+        return result_text(run.tables["points"])
+
+    def unexpected(self, run: Run) -> list[str]:
+        """See :class:`PointSweep`."""
+        return unexpected(run.tables["points"])
+
+
+class _Queue:
+    """Points that are left, as jobs, while there is time for them."""
+
+    def __init__(
+        self, settings: ThroughputSettings, points: list[ThroughputPoint], model: str
+    ) -> None:
+        self.sweep = secrets.token_hex(4)
+        self.left: list[str] = []
+        self._settings = settings
+        self._points = points
+        self._model = model
+        self._began = time.monotonic()
+        self._took: list[float] = []
+
+    def took(self, point: ThroughputPoint, seconds: float) -> None:
+        """A point took so long: the next estimates know."""
+        self._took.append(seconds / estimate_seconds(self._settings, point))
+
+    def next(self) -> dict[str, Any] | None:
+        """The next point's job; those for which no time is left are passed over."""
+        while self._points:
+            point = self._points.pop(0)
+            if self._has_time(point):
+                return self._job(point)
+            self.left.append(point.point_id)
+        return None
+
+    def _has_time(self, point: ThroughputPoint) -> bool:
+        budget = self._settings.budget_seconds
+        if budget is None:
+            return True
+        recent = self._took[-6:]
+        factor = max(recent, default=1.0)
+        needed = factor * estimate_seconds(self._settings, point)
+        return time.monotonic() - self._began + needed <= budget
+
+    def _job(self, point: ThroughputPoint) -> dict[str, Any]:
+        settings = self._settings
+        values = settings.model_dump(mode="json") | {"model": self._model}
+        log = None
+        if settings.logs is not None and settings.scheduler is None:
+            name = "".join(c if c.isalnum() or c in ".-" else "_" for c in point.point_id)
+            log = str(Path(settings.logs) / f"{name}.log")
+        return {
+            "point_id": point.point_id,
+            "settings": values,
+            "limit_seconds": limit_seconds(settings, point),
+            "log": log,
+            "sweep": self.sweep,
+        }
+
+
+def estimate_seconds(settings: ThroughputSettings, point: ThroughputPoint) -> float:
+    """How long a point takes, roughly."""
+    setup = settings.setup_seconds
+    if setup is None:
+        setup = _START_SECONDS[settings.device]
+        if settings.device is DeviceChoice.ACCELERATOR:
+            setup += _PIN_SECONDS_PER_GIB * (point.pool_gib or 0.0)
+    return setup + settings.duration_seconds + _AROUND_SECONDS
+
+
+def limit_seconds(settings: ThroughputSettings, point: ThroughputPoint) -> float:
+    """After how long a point counts as hung."""
+    return settings.time_limit_seconds or estimate_seconds(settings, point) + _HANG_SECONDS
+
+
+def _environments(settings: ThroughputSettings) -> list[Mapping[str, str]]:
+    if not settings.gpus:
+        return [{}]
+    if settings.device is DeviceChoice.VIRTUAL:
+        return [{} for _ in settings.gpus]
+    hip = this_kind() is DeviceKind.HIP
+    variable = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES"
+    return [visible(gpu, variable) for gpu in settings.gpus]
+
+
+def _refuse_other_traces(recorded: str | None, given: str | None) -> None:
+    """A record has the last part of a folder's path alone."""
+    if recorded is None and given is None:
+        return
+    if recorded is None or given is None or Path(recorded).name != Path(given).name:
+        raise BadInput(f"--traces {given}: the run was started with traces of {recorded}")
+    if not Path(given).is_dir():
+        raise BadInput(f"no folder {given}: name the traces of this run with --traces DIR")
+
+
+SWEEP = ThroughputSweep()
+
+
+def record_throughput(
+    settings: ThroughputSettings,
+    root: str | Path,
+    progress: SweepProgress | None = None,
+    resume: str | Path | None = None,
+) -> Run:
+    """Run the experiment and record it; see :func:`record_points`."""
+    return record_points(SWEEP, settings, root, progress, resume)
