@@ -42,6 +42,13 @@ class GuardMode(StrEnum):
     REPORT = "report"  #: the row is not read; the first bad one goes to the host with the status
 
 
+class RecurrentStates(StrEnum):
+    """How a request keeps its recurrent state until it is known which drafts stand."""
+
+    PER_DRAFT = "per_draft"  #: a state behind each token of the step: read one, write one a token
+    REPLAY = "replay"  #: one state, and the step's tokens: the next applies those that stood
+
+
 _Item = TypeVar("_Item")
 
 
@@ -363,6 +370,39 @@ class ProtocolCostSettings(NotebookSettings):
 
     seed: int = Field(42, ge=0, le=2**31 - 1)
     """Seed of weights and prompts, and of the bootstrap."""
+
+    measured: Names = ("data/runs",)
+    """Recorded hardware runs (run folders or parents of them) to show."""
+
+
+class ThroughputNotebookSettings(NotebookSettings):
+    """Parameters of notebook 05: the small sweep that it simulates, and where runs lie."""
+
+    device_profile: str = Field("H200", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Profile of the virtual device."""
+
+    link_slowdown: float = Field(1000.0, ge=1, le=1e6)
+    """How many times slower its host link is: a tiny model stores that many bytes less."""
+
+    concurrency: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=64)], ...],
+        Field(min_length=1),
+        AfterValidator(_no_item_twice),
+    ] = (4, 8)
+    """Live sessions of the simulated points."""
+
+    pool_gib: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=64)], ...],
+        Field(min_length=1),
+        AfterValidator(_no_item_twice),
+    ] = (0.0005, 0.004)
+    """Host pools of the simulated points, in GiB."""
+
+    duration_seconds: float = Field(1.0, gt=0, le=3600)
+    """Profiling window of a simulated point."""
+
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    """Seed of weights, sessions, and the order of points."""
 
     measured: Names = ("data/runs",)
     """Recorded hardware runs (run folders or parents of them) to show."""

@@ -13,6 +13,7 @@ from math import prod
 
 import torch
 
+from atom.config import RecurrentStates
 from atom.device.interface import Device, DeviceKind
 from atom.models.model_config import ModelConfig
 from atom.models.presets import checkpoint_shapes
@@ -32,7 +33,14 @@ class Part:
 
 
 def decode_floor(
-    config: ModelConfig, dtype: torch.dtype, *, batch: int, context: float, draft_tokens: int
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    batch: int,
+    context: float,
+    draft_tokens: int,
+    recurrent_states: RecurrentStates = RecurrentStates.PER_DRAFT,
+    tokens_per_row: float = 1.0,
 ) -> list[Part]:
     """Bytes of a decode step, by kind.
 
@@ -43,7 +51,10 @@ def decode_floor(
         batch: rows, each with ``1 + draft_tokens`` tokens.
         context: mean tokens in cache in front of a row.
         draft_tokens: drafts a step; each is a pass of the MTP layer and the output projection.
+        recurrent_states: how they are kept.
+        tokens_per_row: mean tokens of a row that stand: what a step reads of the rings.
     """
+    replays = recurrent_states is RecurrentStates.REPLAY
     size, queries = dtype.itemsize, 1 + draft_tokens
     tokens = batch * queries
     shapes = checkpoint_shapes(config, with_mtp=False)
@@ -59,12 +70,16 @@ def decode_floor(
     cached = int(len(config.full_layers) * batch * context * key)
     parts = [
         Part("weights", (layers + head + tokens * hidden) * size, 0),
-        # one state is read, and one is kept for each token that may be the last accepted one
-        Part("recurrent states", state, state * queries),
+        # one state is read; kept is one, or one for each token that may be the last accepted one
+        Part("recurrent states", state, state * (1 if replays else queries)),
         Part("conv states", row * history, row * (history - 1 + queries)),
         Part("keys and values", cached, len(config.full_layers) * tokens * key),
         Part("logits", tokens * vocabulary * 4, tokens * vocabulary * 4),
     ]
+    if replays:
+        kept = (config.key_dim + config.value_dim) * size + 2 * config.linear_num_value_heads * 4
+        entry = len(config.linear_layers) * batch * kept
+        parts.append(Part("tokens to replay", int(entry * tokens_per_row), entry * queries))
     if draft_tokens:
         whole = checkpoint_shapes(config, with_mtp=True)
         layer = sum(prod(shape) for name, shape in whole.items() if name not in shapes)

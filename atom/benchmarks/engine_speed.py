@@ -52,12 +52,14 @@ from atom.benchmarks.engine_speed_rows import (
     SpeedRow,
 )
 from atom.benchmarks.engine_speed_settings import (
+    FORCED_ARMS,
     OUR_DECODE,
     EngineSpeedSettings,
     PointKind,
     SpeedPoint,
     build_points,
     engine_settings,
+    recurrent_states,
 )
 from atom.device import DeviceKind
 from atom.device.interface import Device
@@ -241,7 +243,7 @@ def _decode(
         for values in found:
             name = values["arm"]
             # forced lengths accept wrong drafts
-            if name is not SpeedArm.FORCED:
+            if name not in FORCED_ARMS:
                 values["agreement"] = _agreement(first[name], first[SpeedArm.OURS], name)
             rows.append(SpeedRow(**values))
     return {
@@ -373,8 +375,8 @@ def _device_times(
 def _floors(point: SpeedPoint, bench: SpeedBench, rows: Sequence[SpeedRow]) -> Iterator[FloorRow]:
     settings = bench.settings
     rate = copy_rate(bench.device, settings.copy_bytes)
-    for name in (SpeedArm.OURS, SpeedArm.MTP, SpeedArm.FORCED):
-        if not settings.wants(name):
+    for name in OUR_DECODE:
+        if name is SpeedArm.NULL or not settings.wants(name):
             continue
         mine = [row for row in rows if row.arm is name]
         pace = float(
@@ -389,6 +391,8 @@ def _floors(point: SpeedPoint, bench: SpeedBench, rows: Sequence[SpeedRow]) -> I
             batch=point.batch,
             context=context,
             draft_tokens=0 if name is SpeedArm.OURS else settings.draft_tokens,
+            recurrent_states=recurrent_states(name),
+            tokens_per_row=pace,
         )
         for part in parts:
             yield FloorRow(

@@ -22,6 +22,8 @@ class SpeedArm(StrEnum):
     NULL = "ours again"  #: the same engine once more: its difference from ``ours`` is noise
     MTP = "ours, MTP"  #: with drafts, verified for real
     FORCED = "ours, MTP forced"  #: with drafts and a forced acceptance length
+    REPLAY = "ours, MTP, replay"  #: as ``MTP``, with one recurrent state that replays drafts
+    REPLAY_FORCED = "ours, MTP forced, replay"  #: as ``FORCED``, with that
     TRANSFORMERS = "transformers"  #: its model and cache in a plain greedy loop
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from atom.benchmarks.engine_speed_rows import SpeedArm
-from atom.config import DeviceChoice, Settings
+from atom.config import DeviceChoice, RecurrentStates, Settings
 from atom.model_engine.engine_settings import EngineSettings
 
 EXPERIMENT = "engine_speed"
@@ -38,7 +38,10 @@ VIRTUAL_SIZES: dict[str, Any] = {
     "repeats": 2,
     "copy_bytes": 2**20,
 }
-OUR_DECODE = (SpeedArm.OURS, SpeedArm.NULL, SpeedArm.MTP, SpeedArm.FORCED)
+_REPLAY = (SpeedArm.REPLAY, SpeedArm.REPLAY_FORCED)
+#: arms of a forced acceptance length: wrong drafts stand there
+FORCED_ARMS = (SpeedArm.FORCED, SpeedArm.REPLAY_FORCED)
+OUR_DECODE = (SpeedArm.OURS, SpeedArm.NULL, SpeedArm.MTP, SpeedArm.FORCED, *_REPLAY)
 
 
 def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -193,11 +196,16 @@ def build_points(settings: EngineSpeedSettings) -> list[SpeedPoint]:
     ]
 
 
+def recurrent_states(arm: SpeedArm) -> RecurrentStates:
+    """How an arm keeps them."""
+    return RecurrentStates.REPLAY if arm in _REPLAY else RecurrentStates.PER_DRAFT
+
+
 def engine_settings(
     settings: EngineSpeedSettings, point: SpeedPoint, arm: SpeedArm
 ) -> EngineSettings:
     """The engine of an arm. Everything that is not named here is as an engine has it by default."""
-    drafts = settings.draft_tokens if arm in (SpeedArm.MTP, SpeedArm.FORCED) else 0
+    drafts = 0 if arm in (SpeedArm.OURS, SpeedArm.NULL) else settings.draft_tokens
     length, budget = settings.max_model_len, point.batch * point.prompt_tokens
     if point.kind is PointKind.PREFILL:
         length = point.prompt_tokens + _BLOCK
@@ -208,8 +216,9 @@ def engine_settings(
     return EngineSettings(
         draft_tokens=drafts,
         forced_acceptance_length=(
-            settings.forced_acceptance_length if arm is SpeedArm.FORCED else None
+            settings.forced_acceptance_length if arm in FORCED_ARMS else None
         ),
+        recurrent_states=recurrent_states(arm),
         max_num_seqs=point.batch,
         max_num_batched_tokens=max(budget, point.batch * (1 + drafts), _BLOCK),
         max_model_len=length,

@@ -194,6 +194,7 @@ def engine_settings(settings: GreedyEqualitySettings, arm: EqualityArm) -> Engin
         draft_tokens=arm.draft_tokens,
         graphs=arm.graphs,
         dspark=arm.dspark,
+        recurrent_states=arm.recurrent_states,
         max_num_seqs=rows,
         max_num_batched_tokens=small if arm.chunks else whole,
         max_model_len=longest,

@@ -9,13 +9,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from atom.benchmarks.arms import choose_arms
-from atom.config import DeviceChoice, Settings
+from atom.config import DeviceChoice, RecurrentStates, Settings
 
 EXPERIMENT = "greedy_equality"
 REFERENCE = "no drafts"
 AGAIN = "no drafts, again"
 NULL = "no drafts, other batches"
 MTP = "MTP-3"
+REPLAY = "MTP-3, replay"
 CONTROL = "MTP-3, count of another step"
 
 #: what ``--quick`` takes
@@ -75,6 +76,7 @@ class EqualityArm:
         graphs: whether decode steps run in device graphs (an accelerator's alone do).
         chunks: whether a small token budget cuts the prompts.
         dspark: whether confidence sizes the verification.
+        recurrent_states: how they are kept.
         other_batches: half the rows at once, and the requests in the opposite order.
         wrong_count: each decode step is told that no draft of the step before was accepted.
     """
@@ -84,6 +86,7 @@ class EqualityArm:
     graphs: bool = True
     chunks: bool = False
     dspark: bool = False
+    recurrent_states: RecurrentStates = RecurrentStates.PER_DRAFT
     other_batches: bool = False
     wrong_count: bool = False
 
@@ -94,6 +97,7 @@ ARMS = (
     EqualityArm(AGAIN, 0),
     EqualityArm(NULL, 0, other_batches=True),
     EqualityArm(MTP),
+    EqualityArm(REPLAY, recurrent_states=RecurrentStates.REPLAY),
     EqualityArm("MTP-3, eager", graphs=False),
     EqualityArm("MTP-3, chunks", chunks=True),
     EqualityArm("MTP-3, sized by confidence", dspark=True),

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from atom.config import CopyProtocol, GuardMode, Settings
+from atom.config import CopyProtocol, GuardMode, RecurrentStates, Settings
 from atom.device.interface import CopyPath
 from atom.kv_transfer.pool_entry import ALIGNMENT_BYTES, OffloadBackend, PoolPolicy
 from atom.model_engine.scheduled_batch import SchedulerConfig
@@ -43,6 +43,9 @@ class EngineSettings(Settings):
 
     forced_acceptance_length: float | None = Field(None, ge=1, le=8)
     """Mean tokens a request and decode step, forced; empty verifies for real."""
+
+    recurrent_states: RecurrentStates = RecurrentStates.PER_DRAFT
+    """A recurrent state behind each draft, or one that replays the drafts that stood."""
 
     dspark: bool = False
     """Whether the drafts' confidence sizes each request's next verification."""
@@ -108,7 +111,15 @@ class EngineSettings(Settings):
     """Seed of requests that bring none."""
 
     @field_validator(
-        *("copy_protocol", "copy_path", "guard", "status_check", "offload_backend"), mode="before"
+        *(
+            "copy_protocol",
+            "copy_path",
+            "guard",
+            "status_check",
+            "recurrent_states",
+            "offload_backend",
+        ),
+        mode="before",
     )
     @classmethod
     def _by_name(cls, value: object, info: ValidationInfo) -> object:

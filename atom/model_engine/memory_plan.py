@@ -121,7 +121,12 @@ def plan_memory(
     if free_bytes is not None:
         usable = min(usable, free_bytes - _CONTEXT_BYTES)
     work = working_bytes(config, settings, dtype)
-    group = bytes_per_group(config, dtype, draft_tokens=settings.draft_tokens)
+    group = bytes_per_group(
+        config,
+        dtype,
+        draft_tokens=settings.draft_tokens,
+        recurrent_states=settings.recurrent_states,
+    )
     checkpoint = bytes_per_group(config, dtype, draft_tokens=0)
     checkpoints = settings.num_state_checkpoints if settings.prefix_caching else 0
     block = bytes_per_block(config, dtype, block_size=settings.block_size, with_mtp=with_mtp)

@@ -96,7 +96,10 @@ class ModelRunner:
         self.plan = plan
         drafts = settings.draft_tokens
         self._handle = register(
-            StepModel(target, mtp if drafts else None, settings.guard, settings.block_size, drafts)
+            StepModel(
+                *(target, mtp if drafts else None, settings.guard, settings.block_size, drafts),
+                settings.recurrent_states,
+            )
         )
         self.processor = TokenIDProcessor(
             device,

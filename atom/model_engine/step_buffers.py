@@ -58,6 +58,7 @@ class StepBuffers:
         record: int32 ``[8]``, the guard's.
         scratch: what :class:`atom.model_ops.decode_inputs.StepInputs` is made of.
         pools: conv states, recurrent states, KV, and the MTP layer's KV if there are drafts.
+        rings: keys with values, and gates, of the tokens to replay, if states are kept so.
         checkpoints: conv and recurrent states kept for the prefix cache.
     """
 
@@ -111,12 +112,16 @@ class StepBuffers:
             dtype=dtype,
             block_size=settings.block_size,
             with_mtp=drafts > 0,
+            recurrent_states=settings.recurrent_states,
             empty=self._zeros,
         )
         pools = [caches.conv_state, caches.recurrent_state, caches.kv_cache]
         if caches.mtp_kv_cache is not None:
             pools.append(caches.mtp_kv_cache)
         self.pools: tuple[Tensor, ...] = tuple(pools)
+        self.rings: tuple[Tensor, ...] = ()
+        if caches.replay is not None:
+            self.rings = caches.replay.keys_values, caches.replay.gates
         count = max(plan.num_checkpoints, 1)
         conv, recurrent = caches.conv_state.shape, caches.recurrent_state.shape
         self.checkpoints: tuple[Tensor, ...] = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atom.config import GuardMode
+from atom.config import GuardMode, RecurrentStates
 from atom.device.interface import Kernel
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.decode_inputs import (
@@ -26,6 +26,7 @@ from atom.model_ops.decode_inputs import (
     prefill_inputs,
 )
 from atom.model_ops.guard import mapped_pool
+from atom.model_ops.replay_ring import ReplayRing
 from atom.models.caches import ModelCaches
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
@@ -46,6 +47,7 @@ class StepModel:
         guard: what the state kernels do about a bad count or slot.
         block_size: tokens of a KV block.
         draft_tokens: drafts a step.
+        recurrent_states: how they are kept.
     """
 
     target: Qwen3NextForCausalLM
@@ -53,6 +55,7 @@ class StepModel:
     guard: GuardMode
     block_size: int
     draft_tokens: int
+    recurrent_states: RecurrentStates = RecurrentStates.PER_DRAFT
 
 
 Tensors = Sequence[Tensor]
@@ -65,8 +68,12 @@ def _inputs(scratch: Tensors, rows: int) -> StepInputs:
     return StepInputs(starts[: rows + 1], positions, slots, ids, table[:rows])
 
 
-def _caches(pools: Tensors) -> ModelCaches:
-    return ModelCaches(pools[0], pools[1], pools[2], pools[3] if len(pools) > 3 else None)
+def _caches(pools: Tensors, kept: RecurrentStates) -> ModelCaches:
+    replay = None
+    if kept is RecurrentStates.REPLAY:
+        pools, replay = pools[:-2], ReplayRing(pools[-2], pools[-1])
+    mtp = pools[3] if len(pools) > 3 else None
+    return ModelCaches(pools[0], pools[1], pools[2], mtp, replay)
 
 
 def _metadata(
@@ -104,9 +111,10 @@ def forward(
 
     Reads metadata int32 ``[4, M]``, block tables int32 ``[rows or more, blocks]``, and the token
     table int64 ``[groups, 1 + k]`` (decode) or the packed prompt ids int64 ``[T]`` (prefill).
-    Writes logits, hidden ``[T or more, H]``, the guard record, five scratch tensors and the pools.
+    Writes logits, hidden ``[T or more, H]``, the guard record, five scratch tensors, the pools, and
+    the rings if states are kept by replay.
     A prefill's logits are those of each row's last token, ``[rows, vocabulary]``; a decode's are
-    those of all tokens. A decode also writes, behind the pools, what the sampler needs: the drafts
+    those of all tokens. A decode also writes, behind those, what the sampler needs: the drafts
     that it verifies int64 ``[M, k]``, their number int32 ``[M]``, the position of the first
     verified token int64 ``[M]``, and the row's place in the token table int32 ``[M]``.
     """
@@ -123,8 +131,8 @@ def forward(
         decode_inputs(metadata, block_tables, reads[2], tokens, model.block_size, out=inputs)
         input_ids = inputs.input_ids[:tokens]
     meta = _metadata(reads, inputs, rows, tokens, max_query_len, max_context_len, is_prefill)
-    caches = _caches(pools)
-    with torch.no_grad(), mapped_pool(caches.conv_state, caches.recurrent_state):
+    caches = _caches(pools, model.recurrent_states)
+    with torch.no_grad(), mapped_pool(*pools):
         hidden = model.target(input_ids, meta, caches, guard=model.guard, record=record)
         hidden_out[:tokens] = hidden
         if wants_logits:

@@ -76,6 +76,7 @@ class StepLaunches:
             (metadata, block_tables, ids),
             (
                 *(buffers.logits, buffers.hidden, buffers.record, *buffers.scratch, *buffers.pools),
+                *buffers.rings,
                 *(() if shape.is_prefill else buffers.step_drafts),
             ),
             scalars=(

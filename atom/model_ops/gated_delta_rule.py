@@ -129,6 +129,7 @@ def gated_delta_rule_prefill(
     meta: AttentionMetadata,
     *,
     scale: float | None = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Prompt chunks: start from the request's first slot, or from nothing, and leave the end there.
 
@@ -144,6 +145,7 @@ def gated_delta_rule_prefill(
         recurrent_state: float32 ``[slots, HV, K, V]``, one layer's pool; changed in place.
         meta: the batch.
         scale: factor of the queries; ``K ** -0.5`` by default.
+        slots: int ``[S]``, each row's slot in place of ``state_table[row, 0]``.
 
     Returns:
         ``[T, HV, V]`` in the dtype of ``v``; what padding tokens get is not defined.
@@ -152,7 +154,7 @@ def gated_delta_rule_prefill(
         BadInput: if the heads do not fit each other.
     """
     run = kernel_gated_delta_rule if kernel_takes(q) else chunked_gated_delta_rule
-    return _prefill(run, q, k, v, g, beta, recurrent_state, meta, scale)
+    return _prefill(run, q, k, v, g, beta, recurrent_state, meta, scale, slots)
 
 
 def gated_delta_rule_prefill_reference(
@@ -165,9 +167,11 @@ def gated_delta_rule_prefill_reference(
     meta: AttentionMetadata,
     *,
     scale: float | None = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """:func:`gated_delta_rule_prefill` in plain torch, on any device, with zeros for padding."""
-    return _prefill(chunked_gated_delta_rule, q, k, v, g, beta, recurrent_state, meta, scale)
+    run = chunked_gated_delta_rule
+    return _prefill(run, q, k, v, g, beta, recurrent_state, meta, scale, slots)
 
 
 def _prefill(
@@ -180,12 +184,13 @@ def _prefill(
     recurrent_state: Tensor,
     meta: AttentionMetadata,
     scale: float | None,
+    slots: Tensor | None,
 ) -> Tensor:
     check_heads(q, k, v, recurrent_state)
     if v.shape[0] == 0 or meta.num_rows == 0:
         return torch.empty_like(v)
     real = (meta.query_start_loc.diff() > 0) & (meta.state_slots >= 0)
-    slot = torch.where(real, meta.state_table[:, 0], 0).long()
+    slot = torch.where(real, meta.state_table[:, 0] if slots is None else slots, 0).long()
     kept = recurrent_state[slot]
     continued = real & (meta.context_lens > 0)
     # selecting, not multiplying: a slot that nobody has written yet may hold NaN

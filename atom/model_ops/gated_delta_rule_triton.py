@@ -27,11 +27,26 @@ _GATE_ELEMENTS = 256
 
 
 @triton.jit
-def _log_decay(a, A_log, dt_bias):
+def log_decay_of(a, A_log, dt_bias):
     x = a + dt_bias
     # the larger part stands outside of the exponential, which cannot overflow then
     softplus = tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
     return -tl.exp(A_log) * softplus
+
+
+@triton.jit
+def normalised(x, L2_EPS: tl.constexpr):
+    """A key or query ``[K]`` in float32, of length 1."""
+    x = x.to(tl.float32)
+    return x * tl.rsqrt(tl.sum(x * x, 0) + L2_EPS)
+
+
+@triton.jit
+def decayed_and_missing(state, key, value, decay, write):
+    """The first half of a token: the decayed state, and what is to be written along its key."""
+    state = state * tl.exp(decay)
+    missing = (value.to(tl.float32) - tl.sum(state * key[:, None], 0)) * write
+    return state, missing
 
 
 @triton.jit(do_not_specialize=["elements"])
@@ -56,7 +71,7 @@ def gdn_gating_kernel(
     write = tl.load(b + token * b_stride + head, mask=real, other=0.0).to(tl.float32)
     rate = tl.load(A_log + head).to(tl.float32)
     bias = tl.load(dt_bias + head).to(tl.float32)
-    tl.store(log_decay + place, _log_decay(gate, rate, bias), mask=real)
+    tl.store(log_decay + place, log_decay_of(gate, rate, bias), mask=real)
     tl.store(strength + place, tl.sigmoid(write), mask=real)
 
 
@@ -195,16 +210,13 @@ def gated_delta_rule_update_kernel(
         write = tl.load(strength + token * strength_stride + head).to(tl.float32)
         written = tl.load(entry + number, mask=passes, other=0).to(tl.int64)
         if GATES_INSIDE:
-            decay = _log_decay(decay, rate, bias)
+            decay = log_decay_of(decay, rate, bias)
             write = tl.sigmoid(write)
-        key = key.to(tl.float32)
-        query = query.to(tl.float32)
-        key = key * tl.rsqrt(tl.sum(key * key, 0) + L2_EPS)
-        query = query * (tl.rsqrt(tl.sum(query * query, 0) + L2_EPS) * scale)
-        state = state * tl.exp(decay)
+        key = normalised(key, L2_EPS)
+        query = normalised(query, L2_EPS) * scale
         # both reads are of the decayed state, so that neither waits for the other:
         # query @ (state + key (outer) missing) = query @ state + (query . key) * missing
-        missing = (value.to(tl.float32) - tl.sum(state * key[:, None], 0)) * write
+        state, missing = decayed_and_missing(state, key, value, decay, write)
         result = tl.sum(state * query[:, None], 0) + tl.sum(query * key, 0) * missing
         state = state + key[:, None] * missing[None, :]
         tl.store(pool + written * (HEADS * K * V) + tile, state, mask=real)
@@ -212,7 +224,7 @@ def gated_delta_rule_update_kernel(
         tl.store(output + (token * HEADS + head) * V + columns, result, mask=real_columns)
 
 
-def _packed(x: Tensor) -> tuple[Tensor, int]:
+def packed(x: Tensor) -> tuple[Tensor, int]:
     """A tensor ``[T, ...]`` whose tokens are each contiguous, and the stride between them."""
     if not x[:1].is_contiguous():
         x = x.contiguous()
@@ -223,7 +235,7 @@ def gdn_gating_triton(
     a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """See :func:`atom.model_ops.gated_delta_rule.gdn_gating`."""
-    (a, a_stride), (b, b_stride) = _packed(a), _packed(b)
+    (a, a_stride), (b, b_stride) = packed(a), packed(b)
     log_decay = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     strength = torch.empty_like(log_decay)
     elements = log_decay.numel()
@@ -240,7 +252,7 @@ def gdn_gating_triton(
 def rms_norm_gated_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See :func:`atom.model_ops.gated_delta_rule.rms_norm_gated`."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    (x, x_stride), (gate, gate_stride) = _packed(x), _packed(gate)
+    (x, x_stride), (gate, gate_stride) = packed(x), packed(gate)
     tokens, heads, size = x.shape
     block = triton.next_power_of_2(size)
     block_rows = max(1, _NORM_ELEMENTS // block)
@@ -336,8 +348,8 @@ def _update(
     output = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if v.shape[0] == 0 or meta.num_rows == 0:
         return output
-    (q, q_stride), (k, k_stride), (v, v_stride) = _packed(q), _packed(k), _packed(v)
-    (gate, gate_stride), (strength, strength_stride) = _packed(gates[0]), _packed(gates[1])
+    (q, q_stride), (k, k_stride), (v, v_stride) = packed(q), packed(k), packed(v)
+    (gate, gate_stride), (strength, strength_stride) = packed(gates[0]), packed(gates[1])
     block_v = min(triton.next_power_of_2(size), tile[0])
     gated_delta_rule_update_kernel[(triton.cdiv(size, block_v), heads, meta.num_rows)](
         *(q, k, v, gate, strength, gates[2], gates[3], output, recurrent_state),

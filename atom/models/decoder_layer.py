@@ -5,6 +5,8 @@ Names in Hugging Face checkpoints are kept by :meth:`parts` of each layer.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,8 +21,13 @@ from atom.model_ops.gated_delta_rule import (
     gdn_gating,
     rms_norm_gated,
 )
+from atom.model_ops.gated_delta_rule_replay import (
+    gated_delta_rule_replay_from_gates,
+    gated_delta_rule_replay_prefill,
+)
 from atom.model_ops.layer_norm import add_rms_norm, rms_norm
 from atom.model_ops.paged_attention import paged_attention
+from atom.model_ops.replay_ring import ReplayRing
 from atom.model_ops.rotary_embedding import RotaryTable, qk_norm_rope_store
 from atom.models.model_config import ModelConfig
 from atom.models.weight_part import (
@@ -87,37 +94,43 @@ class GatedDeltaNet(nn.Module):
         meta: AttentionMetadata,
         conv_state: Tensor,
         recurrent_state: Tensor,
+        ring: ReplayRing | None,
         guard: GuardMode,
         record: Tensor,
     ) -> Tensor:
-        """``[T, H]`` to ``[T, H]``; both states are this layer's view and change in place."""
+        """``[T, H]`` to ``[T, H]``; states and ring are this layer's and change in place."""
         config = self.config
         heads = config.linear_num_value_heads
         projected = functional.linear(hidden, self.in_proj)
         qkv, z, b, a = projected.split([config.conv_dim, config.value_dim, heads, heads], dim=-1)
+        checks: dict[str, Any] = {"guard": guard, "record": record, "layer": self.state_layer}
         if meta.is_prefill:
             qkv = causal_conv1d_prefill(qkv, self.conv_weight, None, conv_state, meta)
         else:
-            qkv = causal_conv1d_update(
-                *(qkv, self.conv_weight, None, conv_state, meta),
-                guard=guard,
-                record=record,
-                layer=self.state_layer,
-            )
+            qkv = causal_conv1d_update(qkv, self.conv_weight, None, conv_state, meta, **checks)
         query, key, value = qkv.split([config.key_dim, config.key_dim, config.value_dim], dim=-1)
         query = query.unflatten(-1, (-1, config.linear_key_head_dim))
         key = key.unflatten(-1, (-1, config.linear_key_head_dim))
         value = value.unflatten(-1, (-1, config.linear_value_head_dim))
+        parts = query, key, value
         if meta.is_prefill:
-            g, beta = gdn_gating(a, b, self.A_log, self.dt_bias)
-            output = gated_delta_rule_prefill(query, key, value, g, beta, recurrent_state, meta)
+            gates = gdn_gating(a, b, self.A_log, self.dt_bias)
+            if ring is None:
+                output = gated_delta_rule_prefill(*parts, *gates, recurrent_state, meta)
+            else:
+                output = gated_delta_rule_replay_prefill(
+                    *parts, *gates, recurrent_state, ring, meta
+                )
         else:
-            output = gated_delta_rule_update_from_gates(
-                *(query, key, value, a, b, self.A_log, self.dt_bias, recurrent_state, meta),
-                guard=guard,
-                record=record,
-                layer=self.state_layer,
-            )
+            raw = a, b, self.A_log, self.dt_bias
+            if ring is None:
+                output = gated_delta_rule_update_from_gates(
+                    *parts, *raw, recurrent_state, meta, **checks
+                )
+            else:
+                output = gated_delta_rule_replay_from_gates(
+                    *parts, *raw, recurrent_state, ring, meta, **checks
+                )
         gate = z.unflatten(-1, (-1, config.linear_value_head_dim))
         output = rms_norm_gated(output, gate, self.norm, config.rms_norm_eps)
         return functional.linear(output.flatten(1), self.out_proj)

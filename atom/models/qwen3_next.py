@@ -133,6 +133,7 @@ class Qwen3NextForCausalLM(nn.Module):
                 number = mixer.state_layer
                 mixed = mixer(
                     *(normed, meta, caches.conv_state[number], caches.recurrent_state[number]),
+                    None if caches.replay is None else caches.replay.layer(number),
                     guard,
                     record,
                 )

@@ -31,6 +31,7 @@ from atom.benchmarks.engine_speed_rows import (
     SpeedRow,
 )
 from atom.benchmarks.engine_speed_settings import (
+    FORCED_ARMS,
     OUR_DECODE,
     VIRTUAL_SIZES,
     EngineSpeedSettings,
@@ -39,6 +40,7 @@ from atom.benchmarks.engine_speed_settings import (
     engine_settings,
     sized,
 )
+from atom.config import RecurrentStates
 from atom.device import open_device
 from atom.device.accelerator import why_no_accelerator
 from atom.device.virtual import VirtualDevice
@@ -97,16 +99,17 @@ def test_it_runs_from_the_command_line_and_its_record_is_valid(
     decode = samples[samples["job"] == Job.DECODE]
     assert Counter(decode["arm"]) == dict.fromkeys(SpeedArm, 2)
     # float32 on a CPU: every arm that verifies gives the same tokens, transformers' too
-    known = decode[decode["arm"] != SpeedArm.FORCED]
+    known = decode[~decode["arm"].isin(FORCED_ARMS)]
     assert set(known["agreement"]) == {1.0}
     plain = decode[decode["arm"] == SpeedArm.OURS]
     assert set(plain["tokens"]) == {3 * 2}
-    forced = decode[decode["arm"] == SpeedArm.FORCED]
+    forced = decode[decode["arm"].isin(FORCED_ARMS)]
+    assert len(forced) == 4
     assert (forced["tokens"].astype(int) > 6).all()
     parts = plain["host_ms"] + plain["status_wait_ms"] + plain["output_wait_ms"]
     assert list(parts) == pytest.approx(list(plain["seconds"] / plain["steps"] * 1e3))
     assert {goal["outcome"] for goal in printed["goals"]} == {SIMULATED}
-    assert len(printed["goals"]) == 4
+    assert len(printed["goals"]) == 5
 
 
 def test_arms_take_turns_in_an_order_of_the_seed() -> None:
@@ -216,11 +219,12 @@ def test_engines_are_as_a_user_gets_them() -> None:
     """An arm may set sizes and drafts, and the prefix cache; nothing that makes it faster."""
     settings = EngineSpeedSettings()
     free = {
+        "recurrent_states",
         *("draft_tokens", "forced_acceptance_length", "max_num_seqs", "max_num_batched_tokens"),
         *("max_model_len", "block_size", "num_kv_blocks", "prefix_caching", "seed"),
     }
     for point in build_points(settings):
-        for arm in (SpeedArm.OURS, SpeedArm.MTP, SpeedArm.FORCED):
+        for arm in OUR_DECODE:
             assert engine_settings(settings, point, arm).model_fields_set == free
 
 
@@ -259,6 +263,37 @@ def test_a_slow_status_counts_as_a_wait_and_not_as_host_work(
 
 
 # -- bytes
+def test_the_floor_of_a_replay_reads_and_writes_one_state_and_the_rings_tokens() -> None:
+    config, kept = preset("m395"), torch.bfloat16
+    floors = {
+        way: {
+            part.name: part
+            for part in decode_floor(
+                *(config, kept),
+                batch=32,
+                context=100.0,
+                draft_tokens=3,
+                recurrent_states=way,
+                tokens_per_row=2.5,
+            )
+        }
+        for way in RecurrentStates
+    }
+    replay, per_draft = floors[RecurrentStates.REPLAY], floors[RecurrentStates.PER_DRAFT]
+    tokens = replay.pop("tokens to replay")
+    states, before = replay.pop("recurrent states"), per_draft.pop("recurrent states")
+    assert replay == per_draft
+    assert states.written == states.read == before.read
+    # of the pools: half of a ring's places are a step's
+    ring, plain = (
+        bytes_per_group(config, kept, draft_tokens=3, recurrent_states=way)
+        for way in (RecurrentStates.REPLAY, RecurrentStates.PER_DRAFT)
+    )
+    rings = 32 * (ring - plain) + 3 * before.read
+    assert tokens.written == rings / 2
+    assert tokens.read == pytest.approx(tokens.written * 2.5 / 4, abs=1)
+
+
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_the_floor_counts_weights_and_states_as_the_model_has_them(drafts: int) -> None:
     config = preset("m395")
@@ -486,7 +521,9 @@ def test_device_times_and_memory_of_an_accelerator() -> None:
     assert peak.measured_bytes > 0  # type: ignore[attr-defined]
     decode = found[PointKind.DECODE]
     times = [row for row in decode["device_time"] if isinstance(row, DeviceTimeRow)]
-    for arm in (SpeedArm.OURS, SpeedArm.MTP, SpeedArm.FORCED):
+    for arm in OUR_DECODE:
+        if arm is SpeedArm.NULL:
+            continue
         mine = {row.category: row.ms_per_step or 0.0 for row in times if row.arm is arm}
         assert {Category.LINEAR, Category.CONV, Category.RECURRENT, Category.SAMPLER} <= set(mine)
         assert (Category.DRAFTS in mine) == (arm is not SpeedArm.OURS)

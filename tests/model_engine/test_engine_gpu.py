@@ -20,6 +20,7 @@ from atom.benchmarks.greedy_equality_rows import (
     CONTROL,
     MTP,
     NULL,
+    REPLAY,
     GreedyEqualitySettings,
     Precision,
 )
@@ -56,7 +57,7 @@ EQUALITY = GreedyEqualitySettings(
     precision=Precision.BFLOAT16,
     requests=16,
     output_tokens=48,
-    only=(NULL, MTP, "MTP-3, chunks", CONTROL),
+    only=(NULL, MTP, REPLAY, "MTP-3, chunks", CONTROL),
 )
 
 
@@ -107,6 +108,8 @@ def allocated(device: Device) -> int:
         {"draft_tokens": 1, "max_num_batched_tokens": 40},
         # the pool holds two or three of the requests: the others are put back and computed again
         {"num_kv_blocks": 13},
+        {"recurrent_states": "replay", "logprobs": True},
+        {"recurrent_states": "replay", "num_kv_blocks": 13},
         *({"copy_protocol": protocol} for protocol in SAFE),
     ],
     ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engines import GREEDY, make_engine, random_prompts, run_to_end, tiny_model
 
-from atom.config import CopyProtocol, GuardMode
+from atom.config import CopyProtocol, GuardMode, RecurrentStates
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput, DeviceError, StalePayload
 from atom.model_engine import model_runner
@@ -28,6 +28,7 @@ from atom.model_ops.guard import GuardCode, report
 from atom.transfer.copy_protocol import UnpatchedWarning
 
 PROMPTS = random_prompts(7, (5, 17, 33, 70, 100))
+REPLAY = {"recurrent_states": RecurrentStates.REPLAY}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,10 @@ def expected() -> list[list[int]]:
         # the pool holds two or three of the requests: the others are put back and computed again
         {"draft_tokens": 3, "num_kv_blocks": 13},
         {"draft_tokens": 0, "max_num_batched_tokens": 48, "block_size": 8},
+        {"draft_tokens": 3, **REPLAY},
+        {"dspark": True, "dspark_threshold": 0.002, "draft_tokens": 3, **REPLAY},
+        {"draft_tokens": 3, "num_kv_blocks": 13, **REPLAY},
+        {"draft_tokens": 0, **REPLAY},
     ],
     ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
 )
@@ -74,8 +79,11 @@ def test_the_tokens_are_the_same_however_they_are_made(
     engine.close()
 
 
-def test_a_second_turn_resumes_from_a_checkpoint(expected: list[list[int]]) -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("settings", [{}, REPLAY], ids=str)
+def test_a_second_turn_resumes_from_a_checkpoint(
+    settings: dict[str, Any], expected: list[list[int]]
+) -> None:
+    engine = make_engine(**settings)
     fresh = make_engine(prefix_caching=False)
     first = engine.generate(PROMPTS, GREEDY)
     assert first == expected
@@ -296,15 +304,19 @@ def test_unpatched_says_so_and_no_memory_is_over_committed() -> None:
         build_engine(tiny_model().model, None, EngineSettings(), VirtualDevice("MI355X"))
 
 
-def test_the_first_run_of_the_kernels_changes_nothing(expected: list[list[int]]) -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("settings", [{}, REPLAY], ids=str)
+def test_the_first_run_of_the_kernels_changes_nothing(
+    settings: dict[str, Any], expected: list[list[int]]
+) -> None:
+    engine = make_engine(**settings)
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     assert engine.generate(PROMPTS[:2], GREEDY) == expected[:2]
     runner.device.synchronize()
-    before = [pool.clone() for pool in runner.buffers.pools]
+    pools = (*runner.buffers.pools, *runner.buffers.rings)
+    before = [pool.clone() for pool in pools]
     warm_up_prefill(runner.kernels)
-    for pool, then in zip(runner.buffers.pools, before, strict=True):
+    for pool, then in zip(pools, before, strict=True):
         torch.testing.assert_close(pool, then, rtol=0, atol=0, equal_nan=True)
     assert runner.buffers.record.tolist() == [0] * 8
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from engines import SMALL, make_engine
 
+from atom.config import RecurrentStates
 from atom.device.interface import Device
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput
@@ -62,6 +63,17 @@ def test_without_drafts_or_prefix_cache_their_parts_are_gone() -> None:
     assert plain.block_bytes < full.block_bytes
     assert plain.state_bytes < full.state_bytes
     assert plain.num_checkpoints == plain.checkpoint_bytes == 0 < full.checkpoint_bytes
+
+
+def test_replay_keeps_one_state_a_request_and_its_drafts() -> None:
+    per_draft, replay = plan(), plan(recurrent_states=RecurrentStates.REPLAY)
+    config = preset("tiny")
+    rings = 8 * 8 * (config.key_dim + config.value_dim + 2 * config.linear_num_value_heads) * 4
+    states = config.linear_num_value_heads * config.linear_key_head_dim
+    states *= 8 * config.linear_value_head_dim * 4
+    layers = len(config.linear_layers)
+    assert replay.state_bytes == per_draft.state_bytes + layers * (rings - 3 * states)
+    assert replay.checkpoint_bytes == per_draft.checkpoint_bytes
 
 
 def test_the_description_names_every_part_with_its_size() -> None:
@@ -169,10 +181,19 @@ def test_a_small_device_fills_what_is_left() -> None:
     assert less.num_blocks < made.num_blocks
 
 
-@pytest.mark.parametrize(("draft_tokens", "dspark"), [(0, False), (3, False), (3, True)])
-def test_an_engine_takes_no_more_than_its_plan(draft_tokens: int, dspark: bool) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"draft_tokens": 0},
+        {},
+        {"dspark": True},
+        {"recurrent_states": RecurrentStates.REPLAY},
+    ],
+    ids=str,
+)
+def test_an_engine_takes_no_more_than_its_plan(changes: dict[str, Any]) -> None:
     device = VirtualDevice("MI355X")
-    engine = make_engine(device, draft_tokens=draft_tokens, dspark=dspark)
+    engine = make_engine(device, **changes)
     made = engine.runner.plan  # type: ignore[attr-defined]
     engine.generate([[5] * 60, [6] * 9])
     # weights of a virtual device lie in plain host memory

@@ -56,6 +56,30 @@ def _update(
     )
 
 
+def _replay(name: str, dtype: str, guard: int, **changes: Any) -> CompileCase:
+    update = _update(name, dtype, guard, gates_inside=True)
+    signature = dict(update.signature)
+    for gone in ("state_table", "pool_slots"):
+        signature.pop(gone)
+    signature |= {"kept": f"*{dtype}", "kept_gates": "*fp32", "context_lens": "*i32"}
+    signature["groups"] = "i32"
+    constexprs = {
+        key: value
+        for key, value in update.constexprs.items()
+        if key not in ("WIDTH", "WIDTH_BLOCK", "GATES_INSIDE")
+    }
+    pointers = tuple(key for key, kind in signature.items() if kind.startswith("*"))
+    return CompileCase(
+        f"gdn replay, {name}",
+        "atom.model_ops.gated_delta_rule_replay_triton",
+        "gated_delta_rule_replay_kernel",
+        signature,
+        constexprs | {"MOST_TOKENS": 4, "BLOCK_V": 32} | changes,
+        divisible_by_16=(*pointers, "q_stride", "k_stride", "v_stride"),
+        options=update.options,
+    )
+
+
 CASES = [
     _update("bf16, report", "bf16", 2),
     _update("bf16, none", "bf16", 0),
@@ -63,6 +87,9 @@ CASES = [
     _update("bf16, gates inside", "bf16", 2, gates_inside=True),
     _update("fp32, small heads", "fp32", 2, K=8, V=6, BLOCK_K=8, BLOCK_V=8, WIDTH=1, WIDTH_BLOCK=1),
     _update("fp16, two drafts", "fp16", 2, WIDTH=3, WIDTH_BLOCK=4),
+    _replay("bf16, report", "bf16", 2),
+    _replay("bf16, trap", "bf16", 1),
+    _replay("fp32, small heads", "fp32", 0, K=8, V=6, BLOCK_K=8, BLOCK_V=8, MOST_TOKENS=1),
     CompileCase(
         "gdn gates",
         _MODULE,

@@ -7,16 +7,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
 from gdn_batches import WIDTH, Inputs, batch, cut, naive, states, update
 from gdn_batches import draw as draw_any
+from replay_steps import BothWays, new_pools
+from replay_steps import draw as draw_step
 from torch import Tensor
 
 from atom.config import GuardMode
 from atom.model_ops import gated_delta_rule as ops
 from atom.model_ops import gated_delta_rule_chunked as chunked
+from atom.model_ops import gated_delta_rule_replay as replay
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.guard import GuardCode, new_record, parse_record
 
@@ -165,6 +169,73 @@ def test_the_guard_reports_and_touches_no_state(count: int, group: int) -> None:
     assert not found[2:].any()
     close(found, expected)
     close(pool, expected_pool)
+
+
+#: head sizes of a real model
+LARGE = (4, 8, 128, 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tile", [(16, 1), (32, 1), (64, 2)])
+def test_replayed_states_are_those_that_are_kept(dtype: torch.dtype, tile: tuple[int, int]) -> None:
+    from atom.model_ops import gated_delta_rule_replay_triton as kernels
+
+    def with_tile(*inputs: Any, **settings: Any) -> Tensor:
+        return kernels.gated_delta_rule_replay_from_gates_triton(*inputs, **settings, tile=tile)
+
+    run = BothWays(with_tile, ops.gated_delta_rule_update_from_gates, LARGE, dtype, "cuda")
+    for number in range(10):
+        kept, again, _ = run.step(number)
+        close(again, kept, dtype)
+        states, made = run.settled()
+        # in float32 both ways: far less than a token's share
+        torch.testing.assert_close(made, states, atol=1e-4, rtol=1e-4)
+    assert run.state[[1, 2]].isnan().all()
+
+
+def test_a_captured_replay_follows_its_metadata_and_clears_its_rings() -> None:
+    inputs = draw_step(8, LARGE, device="cuda")
+    state, ring = new_pools(4, LARGE, device="cuda")
+    for tensor in (state, ring.keys_values, ring.gates):
+        tensor.uniform_(-0.5, 0.5)
+    pools = [state, ring.keys_values, ring.gates]
+    record = new_record("cuda")
+    static = moved(batch([4, 4, 0], [0, 1, 2], contexts=[5, 6, 7], counts=[1, 1, 1]))
+
+    def step(*given: Any, record: Tensor) -> Tensor:
+        *pools, meta, inputs = given
+        return replay.gated_delta_rule_replay_from_gates(
+            *(*inputs, pools[0], replay.ReplayRing(pools[1], pools[2]), meta),
+            guard=GuardMode.REPORT,
+            record=record,
+            layer=2,
+        )
+
+    step(*(pool.clone() for pool in pools), static, inputs, record=record)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step(*pools, static, inputs, record=record)
+    for meta in (
+        batch([4, 2, 1], [3, 0, 1], contexts=[9, 100, 31], counts=[4, 1, 2]),
+        batch([2, 2, 2], [2, 1, 0], contexts=[3, 4, 5], counts=[1, 17, 2]),
+        batch([], [], padding_rows=3),
+    ):
+        copies, expected_record = [pool.cpu() for pool in pools], record.cpu()
+        on_host = tuple(part.cpu() for part in inputs)
+        expected = step(*copies, meta, on_host, record=expected_record)
+        for field in ("query_start_loc", "num_accepted_tokens", "state_slots", "context_lens"):
+            getattr(static, field).copy_(getattr(meta, field))
+        graph.replay()
+        tokens = int(meta.query_start_loc[-1])
+        close(output[:tokens], expected[:tokens])
+        for pool, copy in zip(pools, copies, strict=True):
+            close(pool, copy)
+        assert record.tolist() == expected_record.tolist()
+    with no_host_waits():
+        replay.clear_rings(ring, moved(batch([3, 9], [3, 1], padding_rows=1)))
+    assert not ring.keys_values[[3, 1]].any()
+    assert not ring.gates[[3, 1]].any()
+    assert ring.gates[[0, 2]].all()
 
 
 TRAP = """

@@ -8,9 +8,12 @@ import pytest
 import torch
 from gdn_batches import WIDTH, batch, draw, naive, states
 from interpreter import assert_check_passes, check_names
+from replay_steps import BothWays, new_pools
+from replay_steps import draw as draw_step
 
 from atom.config import GuardMode
 from atom.model_ops import gated_delta_rule as ops
+from atom.model_ops import gated_delta_rule_replay as replay
 from atom.model_ops.guard import GuardCode, new_record, parse_record
 
 
@@ -149,3 +152,57 @@ def check_without_a_guard_a_stale_count_reads_another_request() -> None:
         *inputs, pool, meta, guard=GuardMode.NONE, record=new_record(), layer=0
     )
     _close(found, expected)
+
+
+def check_replay_gives_the_same_bits_as_a_state_for_each_draft() -> None:
+    from atom.model_ops.gated_delta_rule_replay_triton import (
+        gated_delta_rule_replay_from_gates_triton,
+    )
+    from atom.model_ops.gated_delta_rule_triton import gated_delta_rule_update_from_gates_triton
+
+    for sizes, dtype in (((2, 4, 8, 6), torch.float32), ((1, 2, 16, 40), torch.bfloat16)):
+        run = BothWays(
+            gated_delta_rule_replay_from_gates_triton,
+            gated_delta_rule_update_from_gates_triton,
+            sizes,
+            dtype,
+        )
+        for number in range(5):
+            kept, again, _ = run.step(number)
+            assert torch.equal(kept, again), (sizes, number)
+        _close(*run.settled())
+        assert run.state[[1, 2]].isnan().all()
+        assert run.ring.gates[[1, 2]].isnan().all()
+
+
+def check_replay_equals_its_reference_with_and_without_a_bad_row() -> None:
+    from atom.model_ops.gated_delta_rule_replay_triton import (
+        gated_delta_rule_replay_from_gates_triton,
+    )
+
+    inputs = draw_step(6)
+    good, none, report = (2, 1), GuardMode.NONE, GuardMode.REPORT
+    cases = [(good, report), (good, none), ((0, 1), report), ((WIDTH + 1, 1), report)]
+    cases += [((1, 3), report), ((1, -1), report), ((16385, 1), none), ((-2, 1), none)]
+    for (count, group), guard in cases:
+        state, ring = new_pools(3)
+        for tensor in (state, ring.keys_values, ring.gates):
+            tensor[:] = torch.rand_like(tensor) - 0.5
+        pools = [state, ring.keys_values, ring.gates]
+        copies = [pool.clone() for pool in pools]
+        meta = batch([2, 3], [0, group], contexts=[17, 3], counts=[3, count], padding_rows=1)
+        records = new_record(), new_record()
+        expected = replay.gated_delta_rule_replay_from_gates_reference(
+            *(*inputs, copies[0], replay.ReplayRing(*copies[1:]), meta),
+            guard=guard,
+            record=records[0],
+            layer=7,
+        )
+        found = gated_delta_rule_replay_from_gates_triton(
+            *(*inputs, state, ring, meta), guard=guard, record=records[1], layer=7
+        )
+        assert torch.equal(*records), (count, group, records)
+        assert (parse_record(records[0]) is None) is ((count, group) == good or guard is none)
+        _close(found[:5], expected[:5])
+        for pool, copy in zip(pools, copies, strict=True):
+            _close(pool, copy)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from atom.config import RecurrentStates
 from atom.errors import BadInput, DeviceError
 from atom.models.caches import ModelCaches, bytes_per_block, bytes_per_group
 from atom.models.presets import PRESETS, count_parameters, preset
@@ -34,7 +35,10 @@ def test_an_unknown_size_is_refused() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("draft_tokens", [0, 3])
 @pytest.mark.parametrize("with_mtp", [False, True])
-def test_the_memory_plan_adds_up(name: str, draft_tokens: int, with_mtp: bool) -> None:
+@pytest.mark.parametrize("kept", RecurrentStates)
+def test_the_memory_plan_adds_up(
+    name: str, draft_tokens: int, with_mtp: bool, kept: RecurrentStates
+) -> None:
     config, dtype = preset(name), torch.bfloat16
 
     def on_nothing(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -48,13 +52,17 @@ def test_the_memory_plan_adds_up(name: str, draft_tokens: int, with_mtp: bool) -
         dtype=dtype,
         block_size=32,
         with_mtp=with_mtp,
+        recurrent_states=kept,
         empty=on_nothing,
     )
     pools = [caches.conv_state, caches.recurrent_state, caches.kv_cache]
+    assert (caches.replay is not None) is (kept is RecurrentStates.REPLAY)
+    if caches.replay is not None:
+        pools += [caches.replay.keys_values, caches.replay.gates]
     if caches.mtp_kv_cache is not None:
         pools.append(caches.mtp_kv_cache)
     planned = 7 * bytes_per_block(config, dtype, block_size=32, with_mtp=with_mtp)
-    planned += 5 * bytes_per_group(config, dtype, draft_tokens=draft_tokens)
+    planned += 5 * bytes_per_group(config, dtype, draft_tokens=draft_tokens, recurrent_states=kept)
     assert sum(pool.nbytes for pool in pools) == planned
     assert caches.block_size == 32
     assert len(caches.kv_caches) == len(config.full_layers)

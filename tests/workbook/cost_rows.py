@@ -95,6 +95,8 @@ def speed_tables(clock: Clock = Clock.ACCELERATOR) -> dict[str, dict[str, list[B
         SpeedArm.NULL: (1.0, 1.0),
         SpeedArm.MTP: (1.6, 1.9),
         SpeedArm.FORCED: (1.3, 2.32),
+        SpeedArm.REPLAY: (1.5, 1.9),
+        SpeedArm.REPLAY_FORCED: (1.2, 2.32),
         SpeedArm.TRANSFORMERS: (35.0, 1.0),
     }
     found: dict[str, dict[str, list[BaseModel]]] = {}
@@ -162,7 +164,8 @@ def speed_tables(clock: Clock = Clock.ACCELERATOR) -> dict[str, dict[str, list[B
                     written_bytes=10**6,
                     copy_bytes_per_s=1.5e12,
                 )
-                for arm in (SpeedArm.OURS, SpeedArm.MTP, SpeedArm.FORCED)
+                for arm in pace
+                if arm not in (SpeedArm.NULL, SpeedArm.TRANSFORMERS)
             ]
         found[point.point_id] = tables
     return found

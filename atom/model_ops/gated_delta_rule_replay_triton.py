@@ -1,0 +1,209 @@
+"""Triton kernel of the decode step that keeps one state and applies accepted tokens a step later.
+
+A program reads its tile of the state, applies the tokens of the ring, writes the tile, and goes on
+over the row's own tokens in registers. It is capturable in a graph, as the kernel is that keeps a
+state for each draft, whose arithmetic this one shares.
+"""
+
+from __future__ import annotations
+
+# mypy: disable-error-code="no-untyped-def"
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from atom.config import GuardMode
+from atom.model_ops.attention_metadata import AttentionMetadata
+from atom.model_ops.gated_delta_rule_chunked import L2_EPS
+from atom.model_ops.gated_delta_rule_replay import check_replay
+from atom.model_ops.gated_delta_rule_triton import (
+    decayed_and_missing,
+    log_decay_of,
+    normalised,
+    packed,
+)
+from atom.model_ops.guard import GuardCode
+from atom.model_ops.guard_triton import GUARD_NUMBER, row_passes
+from atom.model_ops.replay_ring import ReplayRing
+
+#: value columns of a state tile, and warps of its program
+REPLAY_TILE = (32, 1)
+
+
+@triton.jit(do_not_specialize=["groups", "layer", "gate_stride", "strength_stride"])
+def gated_delta_rule_replay_kernel(
+    q,
+    k,
+    v,
+    gate,
+    strength,
+    A_log,
+    dt_bias,
+    output,
+    pool,
+    kept,
+    kept_gates,
+    query_start_loc,
+    context_lens,
+    num_accepted_tokens,
+    state_slots,
+    record,
+    scale,
+    groups,
+    layer,
+    q_stride,
+    k_stride,
+    v_stride,
+    gate_stride,
+    strength_stride,
+    KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    MOST_TOKENS: tl.constexpr,
+    L2_EPS: tl.constexpr,
+    GUARD: tl.constexpr,
+    COUNT_CODE: tl.constexpr,
+    SLOT_CODE: tl.constexpr,
+):
+    """One tile ``[K, BLOCK_V]`` of one value head's state, over the tokens of one row."""
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    begin = tl.load(query_start_loc + row)
+    tokens = tl.load(query_start_loc + row + 1) - begin
+    if tokens <= 0:
+        return
+    count = tl.load(num_accepted_tokens + row)
+    group = tl.load(state_slots + row)
+    context = tl.load(context_lens + row)
+    first = tl.program_id(0) == 0
+    passes = row_passes(
+        record,
+        count,
+        group,
+        MOST_TOKENS,
+        groups,
+        row,
+        layer,
+        first & (head == 0),
+        GUARD,
+        COUNT_CODE,
+        SLOT_CODE,
+    )
+    # no count leads to a place that this step writes
+    applied = tl.where(passes, tl.minimum(tl.maximum(count, 0), MOST_TOKENS), 0)
+
+    PLACES: tl.constexpr = 2 * MOST_TOKENS
+    PLACE: tl.constexpr = KEY_HEADS * K + HEADS * V
+    keys = tl.arange(0, BLOCK_K)
+    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    real_keys = keys < K
+    real_columns = columns < V
+    tile = head * (K * V) + keys[:, None] * V + columns[None, :]
+    real = (real_keys[:, None] & real_columns[None, :]) & passes
+    # without a guard this reads wherever the group points
+    place = pool + group.to(tl.int64) * (HEADS * K * V) + tile
+    state = tl.load(place, mask=real, other=0.0)
+
+    key_head = head // (HEADS // KEY_HEADS)
+    ring = kept + group.to(tl.int64) * (PLACES * PLACE)
+    ring_gates = kept_gates + group.to(tl.int64) * (PLACES * 2 * HEADS) + head
+    key_place = key_head * K + keys
+    value_place = KEY_HEADS * K + head * V + columns
+    for number in range(applied):
+        at = ((context - applied + number) % PLACES + PLACES) % PLACES
+        key = tl.load(ring + at * PLACE + key_place, mask=real_keys, other=0.0)
+        value = tl.load(ring + at * PLACE + value_place, mask=real_columns, other=0.0)
+        decay = tl.load(ring_gates + at * 2 * HEADS)
+        write = tl.load(ring_gates + at * 2 * HEADS + HEADS)
+        key = normalised(key, L2_EPS)
+        state, missing = decayed_and_missing(state, key, value, decay, write)
+        state = state + key[:, None] * missing[None, :]
+    tl.store(place, state, mask=real)
+
+    rate = tl.load(A_log + head).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    # one program a key head keeps the keys, and one a head the gates
+    keeps_key = passes & first & (head % (HEADS // KEY_HEADS) == 0)
+    for number in range(tokens):
+        token = (begin + number).to(tl.int64)
+        at = ((context + number) % PLACES + PLACES) % PLACES
+        key = tl.load(k + token * k_stride + key_head * K + keys, mask=real_keys, other=0.0)
+        query = tl.load(q + token * q_stride + key_head * K + keys, mask=real_keys, other=0.0)
+        value = tl.load(v + token * v_stride + head * V + columns, mask=real_columns, other=0.0)
+        decay = tl.load(gate + token * gate_stride + head).to(tl.float32)
+        write = tl.load(strength + token * strength_stride + head).to(tl.float32)
+        decay = log_decay_of(decay, rate, bias)
+        write = tl.sigmoid(write)
+        tl.store(ring + at * PLACE + key_place, key, mask=real_keys & keeps_key)
+        tl.store(ring + at * PLACE + value_place, value, mask=real_columns & passes)
+        tl.store(ring_gates + at * 2 * HEADS, decay, mask=passes & first)
+        tl.store(ring_gates + at * 2 * HEADS + HEADS, write, mask=passes & first)
+        key = normalised(key, L2_EPS)
+        query = normalised(query, L2_EPS) * scale
+        state, missing = decayed_and_missing(state, key, value, decay, write)
+        result = tl.sum(state * query[:, None], 0) + tl.sum(query * key, 0) * missing
+        state = state + key[:, None] * missing[None, :]
+        result = tl.where(passes, result, 0.0).to(output.dtype.element_ty)
+        tl.store(output + (token * HEADS + head) * V + columns, result, mask=real_columns)
+
+
+def gated_delta_rule_replay_from_gates_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    recurrent_state: Tensor,
+    ring: ReplayRing,
+    meta: AttentionMetadata,
+    *,
+    guard: GuardMode,
+    record: Tensor,
+    layer: int,
+    scale: float | None = None,
+    tile: tuple[int, int] = REPLAY_TILE,
+) -> Tensor:
+    """See :func:`~atom.model_ops.gated_delta_rule_replay.gated_delta_rule_replay_from_gates`.
+
+    ``tile``: value columns of a state tile (at most so many) and warps of its program.
+    """
+    check_replay(q, k, v, recurrent_state, ring, meta)
+    assert recurrent_state.is_contiguous()
+    assert ring.keys_values.is_contiguous()
+    assert ring.gates.is_contiguous()
+    heads, key_heads, key_size, size = v.shape[1], k.shape[1], k.shape[2], v.shape[2]
+    output = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    if v.shape[0] == 0 or meta.num_rows == 0:
+        return output
+    (q, q_stride), (k, k_stride), (v, v_stride) = packed(q), packed(k), packed(v)
+    (a, a_stride), (b, b_stride) = packed(a), packed(b)
+    block_v = min(triton.next_power_of_2(size), tile[0])
+    gated_delta_rule_replay_kernel[(triton.cdiv(size, block_v), heads, meta.num_rows)](
+        *(q, k, v, a, b, A_log, dt_bias, output, recurrent_state),
+        *(ring.keys_values, ring.gates),
+        *(meta.query_start_loc, meta.context_lens, meta.num_accepted_tokens, meta.state_slots),
+        record,
+        key_size**-0.5 if scale is None else scale,
+        recurrent_state.shape[0],
+        layer,
+        *(q_stride, k_stride, v_stride, a_stride, b_stride),
+        KEY_HEADS=key_heads,
+        HEADS=heads,
+        K=key_size,
+        V=size,
+        BLOCK_K=triton.next_power_of_2(key_size),
+        BLOCK_V=block_v,
+        MOST_TOKENS=ring.most_tokens,
+        L2_EPS=L2_EPS,
+        GUARD=GUARD_NUMBER[guard],
+        COUNT_CODE=int(GuardCode.RECURRENT_COUNT),
+        SLOT_CODE=int(GuardCode.RECURRENT_SLOT),
+        num_warps=tile[1],
+    )
+    return output
