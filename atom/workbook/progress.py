@@ -69,6 +69,7 @@ class Progress:
         self._done: set[str] = set()
         self._began: dict[str, float] = {}
         self._cells: dict[str, tuple[int, int]] = {}
+        self._ends: dict[str, float] = {}
         self._sweeps: dict[str, str] = {}
         self._last_line = time.monotonic()
         self._bars: Any = None
@@ -105,6 +106,7 @@ class Progress:
     def start(self, stem: str) -> None:
         """A notebook's process was started."""
         self._began[stem] = time.monotonic()
+        self._ends[stem] = self._began[stem] + self._expected.get(stem, 0.0)
         if self._bars is not None:
             self._tasks[stem] = self._bars.add_task(stem, total=None, left="")
         else:
@@ -119,6 +121,11 @@ class Progress:
     def cells(self, stem: str, done: int, total: int) -> None:
         """``done`` of ``total`` cells have run."""
         self._cells[stem] = (done, total)
+        now = time.monotonic()
+        # estimated here alone: while a cell stands still, the time left must not rise
+        spent = now - self._began.get(stem, now)
+        left = seconds_of_one(self._expected.get(stem, 0.0), spent, done / max(1, total))
+        self._ends[stem] = now + left
         if self._bars is not None:
             self._bars.update(self._tasks[stem], completed=done, total=total)
         self.tick()
@@ -154,10 +161,12 @@ class Progress:
                 continue
             rest[stem] = self._expected.get(stem, 0.0)
             if stem in self._began:
-                done, total = self._cells.get(stem, (0, 1))
-                elapsed = now - self._began[stem]
-                rest[stem] = seconds_of_one(rest[stem], elapsed, done / total)
-        return f"about {seconds_left(rest, self._after, self._lanes):.0f} s left"
+                rest[stem] = max(0.0, self._ends[stem] - now)
+        seconds = seconds_left(rest, self._after, self._lanes)
+        if any(rest.get(stem) == 0 for stem in self._began):
+            more = f", at least {seconds:.0f} s left" if seconds >= 1 else ""
+            return f"longer than expected{more}"
+        return f"about {seconds:.0f} s left"
 
     def end(self, stem: str, state: str, seconds: float) -> None:
         """A notebook ended in ``state``."""

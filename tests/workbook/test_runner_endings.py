@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -202,6 +203,29 @@ def test_time_left() -> None:
     # late: by its cells
     assert seconds_of_one(30, 60, 0.75) == pytest.approx(20)
     assert seconds_of_one(30, 60, 0.0) == 30
+
+
+def test_the_time_left_never_rises_while_a_cell_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from atom.workbook import progress as module
+
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(module, "LINE_SECONDS", 0.0)
+    stream = io.StringIO()
+    with Progress(["a", "b"], {"a": 30.0, "b": 5.0}, 1, stream=stream) as progress:
+        progress.start("a")
+        now += 20
+        progress.cells("a", 2, 8)
+        for _ in range(4):
+            now += 10
+            progress.tick()
+        # late, and one more cell is done: told anew by the cells
+        progress.cells("a", 3, 8)
+    said = [line.partition("; ")[2] for line in stream.getvalue().splitlines()[1:]]
+    late = "longer than expected, at least 5 s left"
+    assert said == ["about 15 s left", late, late, late, late, "about 105 s left"]
 
 
 def test_plain_progress_tells_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
