@@ -147,7 +147,9 @@ def run_point(
     threads = torch.get_num_threads()
     outcome, detail = Outcome.START_FAILED, None
     try:
+        _LOGGER.info("%s: %.1f s until imported", point.point_id, time.time() - began)
         traces = traces or read_sessions(settings)
+        _LOGGER.info("%d sessions read", len(traces.sessions))
         device = device or open_device(
             settings.device, profile=settings.device_profile, seed=settings.seed
         )
@@ -197,6 +199,7 @@ def start_engine(
             seed=settings.seed,
             max_positions=engine.max_model_len + 4 * engine.query_tokens,
         )
+    _LOGGER.info("the model is loaded")
     return build_engine(loaded.model, loaded.mtp, engine, device, runner_class=TimedRunner)
 
 
@@ -212,6 +215,7 @@ async def _serve(
     known = sizes(engine, timed.runner)
     server = AsyncEngine(timed)
     server.start()
+    _LOGGER.info("the engine has started")
     tell(
         {
             "setup_seconds": max(0.0, time.time() - began),
@@ -236,6 +240,7 @@ async def _serve(
             # nobody serves the rest of the load; what it has measured is its result
             load.cancel()
     result = load.result()
+    _LOGGER.info("the load has ended: %s", result.ended)
     stopped = await server.stop(_STOP_SECONDS)
     # only a thread that has ended may be looked at
     stats = engine.stats() if stopped else server.stats()
