@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ from atom.device.argument_checks import (
     check_shape,
     check_traffic,
 )
+from atom.device.host_room import free_host_bytes, on_processors, processors_near
 from atom.device.interface import CopyPath, Device, Kernel, Scalar
 from atom.errors import DeviceError, DeviceOutOfMemory
 
@@ -41,6 +44,10 @@ __all__ = [
     "machine_slug",
     "why_no_accelerator",
 ]
+
+
+#: pinned buffers from here on are taken from the GPU's memory node
+_LARGE_BYTES = 2**26
 
 
 class AcceleratorGraph:
@@ -158,12 +165,37 @@ class Accelerator(Device):
             raise
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """An uninitialised page-locked host tensor."""
+        """An uninitialised page-locked host tensor; a large one from the GPU's memory node.
+
+        Raises:
+            DeviceOutOfMemory: the host cannot pin so much.
+        """
         try:
-            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
-        except (TypeError, RuntimeError):
+            if prod(shape) * dtype.itemsize < _LARGE_BYTES:
+                return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+            with on_processors(self._near):
+                return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        except (AttributeError, TypeError, RuntimeError) as error:
             check_shape(shape, dtype)
-            raise
+            # a failed cudaHostAlloc has no type of its own
+            if "out of memory" not in str(error).lower():
+                raise
+            free = free_host_bytes()
+            raise DeviceOutOfMemory(
+                f"no pinned host memory for shape {tuple(shape)} of {dtype}: "
+                f"{'unknown' if free is None else f'{free:,}'} bytes are free on this host or in "
+                f"this container. PyTorch: {str(error).splitlines()[0]}"
+            ) from None
+
+    @cached_property
+    def _near(self) -> frozenset[int]:
+        raw = torch.cuda.get_device_properties(self.index)
+        try:
+            address = f"{raw.pci_domain_id:04x}:{raw.pci_bus_id:02x}:{raw.pci_device_id:02x}.0"
+        except AttributeError:
+            # not every build of PyTorch tells
+            return frozenset()
+        return processors_near(address)
 
     def mapped(self, pinned: Tensor) -> Tensor:
         """A device tensor over the bytes of ``pinned``; it keeps ``pinned`` alive."""

@@ -2,6 +2,10 @@
 
 Pinned allocators round a buffer up to a power of two, so a pool is made of slabs of a power of two
 and wastes nothing but the rest of its last one.
+
+Pinning takes time: one thread clears every page. PyTorch can share that out among threads
+(``PYTORCH_CUDA_ALLOC_CONF=pinned_use_cuda_host_register:True,pinned_num_register_threads:8``). A
+slab is taken from the memory node that its GPU hangs on, if the process may run there.
 """
 
 from __future__ import annotations

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from atom.device.host_room import check_host_room
 from atom.device.interface import Device, DeviceKind, Stream
 from atom.errors import BadInput
 from atom.kv_transfer.host_memory import EntryMemory, HostMemory
@@ -104,8 +106,7 @@ def build_engine(
             f"draft_tokens={settings.draft_tokens} needs a model with an MTP layer; this one has "
             "none: set draft_tokens to 0"
         )
-    if settings.cpu_pool_bytes is not None and settings.offload_backend is OffloadBackend.LMCACHE:
-        import_lmcache()
+    check_offload(settings, device)
     limits = scheduler_config(settings, config.eos_token_ids)
     plan = make_plan(target, mtp, settings, device)
     _LOGGER.info("%s", plan.describe())
@@ -134,7 +135,9 @@ def tiered_manager(
     Raises:
         DeviceOutOfMemory: the host cannot pin so much.
     """
+    began = time.perf_counter()
     pool, memory = host_pool_of(device, settings)
+    seconds = time.perf_counter() - began
     kv_pools = [tensor.unsqueeze(0) for tensor in buffers.pools[3:]]
     offload = Offload(
         device,
@@ -145,8 +148,10 @@ def tiered_manager(
         most_bytes_in_flight=settings.offload_in_flight_bytes,
     )
     _LOGGER.info(
-        "CPU pool: %.1f MiB, %s, %s; a KV entry of %d tokens takes %s bytes, a state image %s",
+        "CPU pool: %.1f MiB (pinned in %.1f s), %s, %s; a KV entry of %d tokens takes %s bytes, "
+        "a state image %s",
         pool.capacity_bytes / 2**20,
+        seconds,
         settings.offload_backend,
         pool.policy,
         settings.offload_chunk_tokens,
@@ -163,6 +168,24 @@ def tiered_manager(
         offload=offload,
         pool=pool,
     )
+
+
+def check_offload(settings: EngineSettings, device: Device) -> None:
+    """Refuse a CPU pool that cannot be, before anything is loaded or allocated.
+
+    Raises:
+        BadInput: LMCache is asked for and cannot be imported.
+        DeviceOutOfMemory: the host has not got so much memory to pin.
+    """
+    nbytes = settings.cpu_pool_bytes
+    if nbytes is None:
+        return
+    if settings.offload_backend is OffloadBackend.LMCACHE:
+        import_lmcache()
+        # its one block is pinned as a power of two
+        nbytes = 1 << (nbytes - 1).bit_length()
+    if device.properties.kind is not DeviceKind.VIRTUAL:
+        check_host_room(nbytes, "cpu_pool_bytes")
 
 
 def host_pool_of(device: Device, settings: EngineSettings) -> tuple[HostPool, EntryMemory]:
@@ -221,6 +244,7 @@ def load_engine(
     dtype: torch.dtype | None = None,
 ) -> LLMEngine:
     """An engine over a checkpoint folder or ``preset:NAME``. See the two functions above."""
+    check_offload(settings, device)
     loaded = load_model(
         model,
         device,

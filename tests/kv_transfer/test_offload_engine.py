@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +20,13 @@ from offload_engines import (
     tier,
 )
 
+from atom.device.interface import DeviceKind
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput, DeviceOutOfMemory
 from atom.kv_transfer.host_memory import HostMemory
 from atom.kv_transfer.host_pool import EntryKind, PoolKey, PoolPolicy
 from atom.kv_transfer.tier_counts import Cause
+from atom.model_engine.engine_builder import check_offload
 from atom.model_engine.engine_settings import EngineSettings
 from atom.model_engine.sequence import SamplingParams
 
@@ -315,3 +319,12 @@ def test_a_shared_lru_loses_states_whose_kv_stays_young() -> None:
     assert failed[PoolPolicy.SHARED_LRU] > 0
     assert failed[PoolPolicy.PAIRED] == 0
     assert (loaded[PoolPolicy.SHARED_LRU], loaded[PoolPolicy.PAIRED]) == (0, 1)
+
+
+def test_more_than_the_host_has_is_refused_before_anything_is_pinned() -> None:
+    chosen = EngineSettings(**{**POOL, "max_num_batched_tokens": 64, "cpu_pool_bytes": 2**43})
+    properties = replace(VirtualDevice("MI355X").properties, kind=DeviceKind.CUDA)
+    with pytest.raises(DeviceOutOfMemory, match=r"cpu_pool_bytes: 8192\.0 GiB .* are free"):
+        check_offload(chosen, SimpleNamespace(properties=properties))  # type: ignore[arg-type]
+    # a virtual device pins nothing
+    check_offload(chosen, VirtualDevice("MI355X"))
