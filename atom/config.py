@@ -34,6 +34,13 @@ class CopyProtocol(StrEnum):
     ZERO_COPY = "zero_copy"  #: the producer writes a pinned slot itself; there is no copy
 
 
+class CopyPath(StrEnum):
+    """Who moves the bytes of a copy."""
+
+    ENGINE = "engine"  #: a DMA copy engine (``cudaMemcpyAsync``, SDMA)
+    KERNEL = "kernel"  #: a small kernel on the stream (a blit copy)
+
+
 class GuardMode(StrEnum):
     """What the conv-state and recurrent kernels do about a count or slot that is out of range."""
 

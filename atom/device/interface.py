@@ -28,6 +28,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+# stands there so that settings can be read without torch
+from atom.config import CopyPath as CopyPath
 from atom.errors import BadInput
 from atom.evidence import Evidence
 
@@ -41,13 +43,6 @@ class DeviceKind(StrEnum):
     CUDA = "cuda"
     HIP = "hip"
     VIRTUAL = "virtual"
-
-
-class CopyPath(StrEnum):
-    """Who moves the bytes of a copy."""
-
-    ENGINE = "engine"  #: a DMA copy engine (``cudaMemcpyAsync``, SDMA)
-    KERNEL = "kernel"  #: a small kernel on the stream (a blit copy)
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,6 @@ def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEng
         BadInput: a setting, folder or preset that cannot be used, or too little memory.
         DeviceError: no such device.
     """
-    # a wrong setting is told before the rest is even imported
-    EngineSettings.parse(values, where="serve")
     from atom.model_engine.engine_builder import PRESET, load_engine
     from atom.models.presets import preset
 

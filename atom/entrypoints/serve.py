@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atom.errors import BadInput
+from atom.models.config_checks import refuse_unrunnable
 
 # nothing heavy is imported here: a wrong option is answered at once
 
@@ -165,6 +166,10 @@ def run(options: argparse.Namespace) -> int:
     # the port first: to load a model and then find it taken would be a pity
     with bind(options.host, options.port) as listener:
         check_model(options.model)
+        from atom.model_engine.engine_settings import EngineSettings
+
+        # so far without torch, which takes seconds to load
+        EngineSettings.parse(values, where="serve")
         return _serve(options, values, name, key, listener)
 
 
@@ -225,8 +230,7 @@ def check_model(model: str) -> None:
         raise BadInput(f"{path}: not JSON: {error}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{path}: expected a JSON object, found {type(values).__name__}")
-    if (kind := values.get("model_type")) != "qwen3_next":
-        raise BadInput(f"{path}: model_type is {kind!r}; this engine runs 'qwen3_next'")
+    refuse_unrunnable(values, str(path))
     files = ("model.safetensors", "model.safetensors.index.json")
     if not any((folder / name).is_file() for name in files):
         raise BadInput(f"{folder}: no weights; expected {files[0]}, or {files[1]} and its files")

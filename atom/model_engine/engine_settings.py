@@ -6,8 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from atom.config import CopyProtocol, GuardMode, RecurrentStates, Settings
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol, GuardMode, RecurrentStates, Settings
 from atom.kv_transfer.pool_entry import ALIGNMENT_BYTES, OffloadBackend, PoolPolicy
 from atom.model_engine.scheduled_batch import SchedulerConfig
 

@@ -16,17 +16,12 @@ from typing import Any, Self
 import torch
 
 from atom.errors import BadInput
+from atom.models.config_checks import DEFAULT_LAYERS, DTYPES, refuse_unrunnable
 
 LINEAR = "linear_attention"
 FULL = "full_attention"
 
-#: fields of ``config.json`` that decide whether a layer has experts, with transformers' defaults
-_EXPERT_FIELDS: dict[str, Any] = {
-    "num_experts": 512,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class ModelConfig:
     vocab_size: int = 151936
     hidden_size: int = 2048
     intermediate_size: int = 5632
-    num_hidden_layers: int = 48
+    num_hidden_layers: int = DEFAULT_LAYERS
     layer_types: tuple[str, ...] = ()
     num_attention_heads: int = 16
     num_key_value_heads: int = 2
@@ -184,26 +179,14 @@ class ModelConfig:
             BadInput: for another architecture, a model with experts, or a value that this engine
                 cannot compute with.
         """
-        kind = values.get("model_type")
-        if kind != "qwen3_next":
-            raise BadInput(f"{where}: model_type is {kind!r}; this engine runs 'qwen3_next'")
+        layers = refuse_unrunnable(values, where)
         own = {field.name for field in fields(cls)} - {"layer_types", "eos_token_ids", "dtype"}
         chosen = {name: values[name] for name in own if values.get(name) is not None}
-        layers = chosen.get(
-            "num_hidden_layers", cls.__dataclass_fields__["num_hidden_layers"].default
-        )
-        if type(layers) is not int:
-            raise BadInput(f"{where}: num_hidden_layers={layers!r}; expected a whole number")
-        _refuse_experts(values, layers, where)
-        _refuse_unsupported(values, where)
         given = values.get("layer_types")
         interval = values.get("full_attention_interval", 4)
         if given:
             chosen["layer_types"] = tuple(given)
         rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-        rope_kind = rope.get("rope_type", rope.get("type", "default"))
-        if rope_kind != "default":
-            raise BadInput(f"{where}: rope_type is {rope_kind!r}; this engine knows 'default'")
         for name in ("rope_theta", "partial_rotary_factor"):
             if rope.get(name) is not None:
                 chosen[name] = rope[name]
@@ -213,8 +196,6 @@ class ModelConfig:
         )
         dtype = values.get("dtype") or values.get("torch_dtype")
         if dtype is not None:
-            if dtype not in _DTYPES:
-                raise BadInput(f"{where}: dtype is {dtype!r}; known: {', '.join(_DTYPES)}")
             chosen["dtype"] = _DTYPES[dtype]
         try:
             if not given:
@@ -258,40 +239,3 @@ def layer_pattern(layers: int, interval: int) -> tuple[str, ...]:
     if type(interval) is not int or interval < 1:
         raise BadInput(f"model config: full_attention_interval={interval!r}; expected at least 1")
     return tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers))
-
-
-def _refuse_experts(values: Mapping[str, Any], layers: int, where: str) -> None:
-    found = {
-        name: default if values.get(name) is None else values[name]
-        for name, default in _EXPERT_FIELDS.items()
-    }
-    experts, step, dense = (
-        found["num_experts"],
-        found["decoder_sparse_step"],
-        found["mlp_only_layers"],
-    )
-    if type(experts) is not int or type(step) is not int or step < 1 or not isinstance(dense, list):
-        raise BadInput(f"{where}: cannot tell which layers have experts from {found}")
-    # transformers' rule for a layer of experts
-    sparse = [i for i in range(layers) if experts > 0 and i not in dense and (i + 1) % step == 0]
-    if not sparse:
-        return
-    shown = ", ".join(
-        f"{name}={found[name]!r}" + ("" if name in values else " (its default)") for name in found
-    )
-    which = "all layers" if len(sparse) == layers else f"layers {', '.join(map(str, sparse[:4]))}"
-    raise BadInput(
-        f"{where}: {which}{' ...' if 4 < len(sparse) < layers else ''} have experts ({shown}); "
-        f"this engine runs dense models: num_experts=0, or mlp_only_layers naming every layer"
-    )
-
-
-def _refuse_unsupported(values: Mapping[str, Any], where: str) -> None:
-    act = values.get("hidden_act", "silu")
-    if act != "silu":
-        raise BadInput(f"{where}: hidden_act is {act!r}; this engine knows 'silu'")
-    if values.get("quantization_config"):
-        raise BadInput(
-            f"{where}: quantization_config is set; this engine reads unquantised weights "
-            f"({', '.join(_DTYPES)})"
-        )

@@ -85,7 +85,8 @@ def test_bad_input_ends_with_2_and_one_message(
         ("{", "not JSON"),
         ("[]", "expected a JSON object, found list"),
         ('{"model_type": "llama"}', "model_type is 'llama'"),
-        ('{"model_type": "qwen3_next"}', "no weights; expected model.safetensors"),
+        ('{"model_type": "qwen3_next"}', "all layers have experts (num_experts=512 (its default)"),
+        ('{"model_type": "qwen3_next", "num_experts": 0}', "no weights; expected model."),
     ],
 )
 def test_a_folder_that_is_no_checkpoint(text: str | None, message: str, tmp_path: Path) -> None:
@@ -106,6 +107,17 @@ def test_a_wrong_model_is_told_before_anything_heavy_is_imported(model: str) -> 
     done, modules = in_a_fresh_process([*_TINY, "--model", model])
     assert model.removeprefix("preset:") in done.stderr
     assert not {"torch", "fastapi", "transformers", "pydantic"} & modules
+
+
+def test_experts_and_settings_are_told_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
+    heavy = {"torch", "fastapi", "transformers"}
+    done, modules = in_a_fresh_process([*_TINY, "--model", str(tmp_path)])
+    assert "have experts" in done.stderr
+    assert not heavy & modules
+    done, modules = in_a_fresh_process([*_TINY, "--draft-tokens", "9"])
+    assert "draft_tokens: input should be less than or equal to 7" in done.stderr
+    assert not heavy & modules
 
 
 @pytest.mark.parametrize("key", [" a secret", "a secret \t", "a secret\r\n"])

@@ -113,6 +113,7 @@ def test_the_refusal_says_which_layers_and_why() -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_type is 'yarn'"),
+        ({"rope_scaling": "yarn"}, "rope parameters are 'yarn'"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"num_experts": "many"}, "cannot tell"),
         ({"num_hidden_layers": "4"}, "num_hidden_layers='4'"),
