@@ -46,14 +46,14 @@ class Program:
             return None
 
 
-def _causal_model(place: str) -> Any:
+def _causal_model(place: str, layers: int = 6) -> Any:
     transformers = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     config = transformers.LlamaConfig(
         vocab_size=1024,
         hidden_size=256,
         intermediate_size=512,
-        num_hidden_layers=6,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=1024,
@@ -66,21 +66,22 @@ def _causal_model(place: str) -> Any:
 
 def _continuous_batching(place: str, *, graphs: bool, asynchronous: bool) -> Step:
     generation = importlib.import_module("transformers.generation.configuration_utils")
-    model = _causal_model(place)
+    # few layers, tokens and blocks: captures and warm-ups of every batch size are part of it
+    model = _causal_model(place, layers=2)
     settings = generation.GenerationConfig(
-        max_new_tokens=8, do_sample=False, eos_token_id=1023, pad_token_id=0, bos_token_id=1
+        max_new_tokens=6, do_sample=False, eos_token_id=1023, pad_token_id=0, bos_token_id=1
     )
     batching = generation.ContinuousBatchingConfig(
         block_size=32,
-        num_blocks=256,
-        max_batch_tokens=256,
+        num_blocks=64,
+        max_batch_tokens=128,
         max_blocks_per_request=0,
         use_cuda_graph=graphs,
         use_async_batching=asynchronous,
     )
     random = torch.Generator().manual_seed(0)
     prompts = [
-        torch.randint(2, 1000, (length,), generator=random).tolist() for length in (12, 40, 90, 25)
+        torch.randint(2, 1000, (length,), generator=random).tolist() for length in (12, 40, 60, 25)
     ]
 
     def step() -> None:

@@ -1,7 +1,5 @@
 """Runs the same programs under several detectors, each in a process of its own.
 
-``python -m atom.lifetime.compare_detectors --device accelerator --out FILE.json``
-
 Detectors: nothing, this project's sanitizer, ``torch.cuda._sanitizer`` by its variable
 ``TORCH_CUDA_SANITIZER=1``, and compute-sanitizer's memcheck with PyTorch's cudaMallocAsync backend
 and ``--track-stream-ordered-races all``. The programs are those of ``tests/lifetime/scenarios.py``.
@@ -9,7 +7,7 @@ and ``--track-stream-ordered-races all``. The programs are those of ``tests/life
 
 from __future__ import annotations
 
-import argparse
+import fnmatch
 import glob
 import importlib.util
 import inspect
@@ -21,18 +19,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import Field, model_validator
+
+from atom.config import DeviceChoice, Settings
 from atom.errors import BadInput
-from atom.lifetime.detector_rows import NOTHING, Detector, DetectorRow, Result, SlowdownRow
+from atom.lifetime.detector_rows import (
+    NOTHING,
+    NULL_ARM,
+    Detector,
+    DetectorRow,
+    Result,
+    SlowdownRow,
+)
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCENARIOS = PROJECT / "tests" / "lifetime" / "scenarios.py"
+VIRTUAL_DETECTORS = (Detector.NOTHING, Detector.OURS)
+#: options of the decode loop on a virtual device, which computes on the host
+_SMALL_LOOP = ("--layers", "2", "--width", "64")
 _TORCH_REPORT = "CSAN detected a possible data race"
 _MEMCHECK_SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
 _MEMCHECK_OPTIONS = (
@@ -45,23 +55,37 @@ _MEMCHECK_OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What to compare.
+class DetectorSettings(Settings):
+    """What to compare."""
 
-    Attributes:
-        device: ``accelerator``, or ``virtual`` (which only nothing and ours can watch).
-        detectors: which.
-        scenarios: names; empty means all that the device can run.
-        jobs: processes at a time. The programs hardly load a GPU; their times are rough then.
-        timeout_seconds: of one process.
-    """
+    device: DeviceChoice = DeviceChoice.ACCELERATOR
+    """accelerator (CUDA or HIP), or virtual, which only this project's sanitizer can watch."""
 
-    device: str = "accelerator"
-    detectors: tuple[Detector, ...] = tuple(Detector)
+    detectors: tuple[Detector, ...] = Field(tuple(Detector), min_length=1)
+    """Which."""
+
     scenarios: tuple[str, ...] = ()
-    jobs: int = 8
-    timeout_seconds: float = 90.0
+    """Programs, by name or shell pattern; empty means all that the device can run."""
+
+    jobs: int = Field(8, ge=1, le=256)
+    """Processes at a time. The programs hardly load a GPU; their times are rough then."""
+
+    timeout_seconds: float = Field(90.0, ge=1, le=3600)
+    """Limit of one process."""
+
+    steps: int = Field(40, ge=0, le=10_000)
+    """Timed steps of the decode loop a process; 0 leaves the timing out."""
+
+    repeats: int = Field(2, ge=1, le=100)
+    """Processes of an arm of the timing."""
+
+    @model_validator(mode="after")
+    def _can_watch(self) -> DetectorSettings:
+        if self.device is DeviceChoice.VIRTUAL:
+            cannot = sorted({*self.detectors} - {*VIRTUAL_DETECTORS})
+            if cannot:
+                raise ValueError(f"no virtual device is watched by {', '.join(cannot)}")
+        return self
 
 
 def load_scenarios(path: Path = SCENARIOS) -> ModuleType:
@@ -239,136 +263,146 @@ def shorten(text: str) -> str:
     return re.sub(r"(?<!\w)/[\w./-]+/", "", text).strip()[:200]
 
 
+def chosen(settings: DetectorSettings) -> dict[str, Any]:
+    """The programs of the settings, by name.
+
+    Raises:
+        BadInput: no such program, or no checkout.
+    """
+    known = {
+        name: scenario
+        for name, scenario in load_scenarios().SCENARIOS.items()
+        if settings.device is DeviceChoice.VIRTUAL or not scenario.virtual_only
+    }
+    wanted = {
+        name: scenario
+        for name, scenario in known.items()
+        if not settings.scenarios
+        or any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.scenarios)
+    }
+    for pattern in settings.scenarios:
+        if not fnmatch.filter(known, pattern):
+            raise BadInput(
+                f"no scenario {pattern} for {settings.device}; known: {', '.join(known)}"
+            )
+    return wanted
+
+
 def compare(
-    settings: Settings, tell: Callable[[DetectorRow], None] = lambda row: None
-) -> list[DetectorRow]:
-    """Run every program under every detector.
+    settings: DetectorSettings, done: Collection[str] = ()
+) -> Generator[tuple[str, list[DetectorRow]], None, None]:
+    """Run every program under every detector, several processes at a time.
 
     Args:
         settings: what to compare.
-        tell: called with each row, in no special order.
+        done: programs to leave out.
 
-    Returns:
-        Rows in the order of the programs, then of the detectors.
+    Yields:
+        A program and its rows in the order of the detectors; programs in their order.
 
     Raises:
-        BadInput: an unknown scenario, or no checkout.
+        BadInput: an unknown program, or no checkout.
     """
-    module = load_scenarios()
-    known = {
-        name: scenario
-        for name, scenario in module.SCENARIOS.items()
-        if settings.device == "virtual" or not scenario.virtual_only
-    }
-    names = settings.scenarios or tuple(known)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise BadInput(f"no scenario {', '.join(unknown)} for {settings.device}")
-
-    def one(name: str, detector: Detector) -> DetectorRow:
-        scenario = known[name]
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.json"
-            program = [str(SCENARIOS), name, "--device", settings.device]
-            command = command_of(detector, program, report)
-            if command is None:
-                return DetectorRow(
-                    scenario=name,
-                    detector=detector,
-                    faulty=scenario.faulty,
-                    expected=expected_kinds(scenario),
-                    result=Result.ABSENT,
-                    findings=0,
-                    exit_code=0,
-                    seconds=0,
-                    text="compute-sanitizer was not found",
-                )
-            code, text, seconds = run_process(*command, settings.timeout_seconds)
-            found = json.loads(report.read_text()) if report.is_file() else None
-        row = DetectorRow(
-            scenario=name,
-            detector=detector,
-            seconds=round(seconds, 3),
-            **judge(scenario, detector, code, text, found),
-        )
-        tell(row)
-        return row
-
-    pairs = [(name, detector) for name in names for detector in settings.detectors]
-    with ThreadPoolExecutor(settings.jobs) as pool:
-        return list(pool.map(lambda pair: one(*pair), pairs))
+    left = {name: each for name, each in chosen(settings).items() if name not in done}
+    pool = ThreadPoolExecutor(settings.jobs)
+    try:
+        waiting = {
+            name: [pool.submit(_one, settings, scenario, each) for each in settings.detectors]
+            for name, scenario in left.items()
+        }
+        for name, futures in waiting.items():
+            yield name, [future.result() for future in futures]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def slowdown(
-    *,
-    device: str = "accelerator",
-    steps: int = 40,
-    repeats: int = 2,
-    detectors: Sequence[Detector] = tuple(Detector),
-    sizes: Sequence[str] = (),
-    timeout: float = 120.0,
-) -> list[SlowdownRow]:
+def _one(settings: DetectorSettings, scenario: Any, detector: Detector) -> DetectorRow:
+    name = scenario.name
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        program = [str(SCENARIOS), name, "--device", str(settings.device)]
+        command = command_of(detector, program, report)
+        if command is None:
+            return DetectorRow(
+                scenario=name,
+                detector=detector,
+                faulty=scenario.faulty,
+                expected=expected_kinds(scenario),
+                result=Result.ABSENT,
+                findings=0,
+                exit_code=0,
+                seconds=0,
+                text="compute-sanitizer was not found",
+            )
+        code, text, seconds = run_process(*command, settings.timeout_seconds)
+        found = json.loads(report.read_text()) if report.is_file() else None
+    return DetectorRow(
+        scenario=name,
+        detector=detector,
+        seconds=round(seconds, 3),
+        **judge(scenario, detector, code, text, found),
+    )
+
+
+def slowdown(settings: DetectorSettings, repeat: int) -> list[SlowdownRow]:
     """Time the decode loop under each detector, one process at a time, with a null arm.
 
     Args:
-        device: ``accelerator`` or ``virtual``.
-        steps: timed steps a process (a tenth of them under memcheck).
-        repeats: processes an arm (one under memcheck).
-        detectors: which.
-        sizes: further options of ``atom.lifetime.decode_loop``.
-        timeout: seconds of one process.
+        settings: a tenth of its steps is timed under memcheck.
+        repeat: which processes these are, from 0; memcheck has one only.
     """
     rows: list[SlowdownRow] = []
-    for repeat in range(repeats):
-        base = None
-        for arm, detector, words in _arms(detectors):
-            slow = detector is Detector.MEMCHECK
-            if slow and repeat:
-                continue
-            count = max(2, steps // 10) if slow else steps
-            loop = ["-m", "atom.lifetime.decode_loop", "--device", device, *sizes, *words]
-            plain = Detector.NOTHING if detector is Detector.OURS else detector
-            command = command_of(plain, [*loop, "--steps", str(count)], Path("unused"))
-            result, text = None, "compute-sanitizer was not found"
-            if command is not None:
-                _, text, _ = run_process(*command, timeout)
-                result = _last_json(text)
-            if result is None:
-                last = (text.strip().splitlines() or ["no output"])[-1]
-                rows.append(
-                    SlowdownRow(
-                        arm=arm,
-                        detector=detector,
-                        repeat=repeat,
-                        steps=0,
-                        operations=0,
-                        findings=text.count(_TORCH_REPORT),
-                        text=shorten(last),
-                    )
-                )
-                continue
-            base = base or result["median"]
-            summary = _MEMCHECK_SUMMARY.search(text) if slow else None
+    base = None
+    sizes = _SMALL_LOOP if settings.device is DeviceChoice.VIRTUAL else ()
+    for arm, detector, words in _arms(settings.detectors):
+        slow = detector is Detector.MEMCHECK
+        if slow and repeat:
+            continue
+        count = max(2, settings.steps // 10) if slow else settings.steps
+        loop = ["-m", "atom.lifetime.decode_loop", "--device", str(settings.device)]
+        plain = Detector.NOTHING if detector is Detector.OURS else detector
+        words = [*loop, *sizes, *words, "--steps", str(count)]
+        command = command_of(plain, words, Path("unused"))
+        result, text = None, "compute-sanitizer was not found"
+        if command is not None:
+            _, text, _ = run_process(*command, settings.timeout_seconds)
+            result = _last_json(text)
+        if result is None:
+            last = (text.strip().splitlines() or ["no output"])[-1]
             rows.append(
                 SlowdownRow(
                     arm=arm,
                     detector=detector,
                     repeat=repeat,
-                    steps=result["steps"],
-                    operations=result["operations"],
-                    step_milliseconds=result["median"],
-                    step_milliseconds_low=result["low"],
-                    step_milliseconds_high=result["high"],
-                    slow_down=result["median"] / base,
-                    findings=int(summary[1]) if summary else result["findings"],
+                    steps=0,
+                    operations=0,
+                    findings=text.count(_TORCH_REPORT),
+                    text=shorten(last),
                 )
             )
+            continue
+        base = base or result["median"]
+        summary = _MEMCHECK_SUMMARY.search(text) if slow else None
+        rows.append(
+            SlowdownRow(
+                arm=arm,
+                detector=detector,
+                repeat=repeat,
+                steps=result["steps"],
+                operations=result["operations"],
+                step_milliseconds=result["median"],
+                step_milliseconds_low=result["low"],
+                step_milliseconds_high=result["high"],
+                slow_down=result["median"] / base,
+                findings=int(summary[1]) if summary else result["findings"],
+            )
+        )
     return rows
 
 
 def _arms(detectors: Sequence[Detector]) -> Iterator[tuple[str, Detector, list[str]]]:
     yield "nothing", Detector.NOTHING, []
-    yield "nothing again", Detector.NOTHING, []
+    yield NULL_ARM, Detector.NOTHING, []
     if Detector.OURS in detectors:
         yield "atom.lifetime, stopped", Detector.OURS, ["--watch", "stopped"]
         yield "atom.lifetime", Detector.OURS, ["--watch", "on"]
@@ -383,42 +417,3 @@ def _last_json(text: str) -> dict[str, Any] | None:
             found: dict[str, Any] = json.loads(line)
             return found
     return None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print a table, and write the rows as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="accelerator", choices=["virtual", "accelerator"])
-    parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=40, help="0: no timing")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write the rows there, as JSON")
-    parser.add_argument("scenarios", nargs="*")
-    options = parser.parse_args(arguments)
-    virtual = options.device == "virtual"
-    detectors = (Detector.NOTHING, Detector.OURS) if virtual else tuple(Detector)
-    settings = Settings(options.device, detectors, tuple(options.scenarios), options.jobs)
-    rows = compare(settings, lambda row: print(f"{row.scenario} / {row.detector}: {row.result}"))
-    times = []
-    if options.steps:
-        small = ["--layers", "2", "--width", "64"] if virtual else []
-        times = slowdown(
-            device=options.device,
-            steps=options.steps,
-            repeats=options.repeats,
-            detectors=detectors,
-            sizes=small,
-        )
-    for time_row in times:
-        print(f"{time_row.arm}: {time_row.step_milliseconds} ms a step, x{time_row.slow_down}")
-    if options.out:
-        plain = {
-            "detectors": [row.model_dump(mode="json") for row in rows],
-            "slowdown": [row.model_dump(mode="json") for row in times],
-        }
-        options.out.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,11 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+#: key of the record tables
+EXPERIMENT = "detectors"
 NOTHING = "nothing"
+#: the timed arm that is the same as the one before
+NULL_ARM = "nothing again"
 
 
 class Detector(StrEnum):

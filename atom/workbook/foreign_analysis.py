@@ -16,7 +16,7 @@ NOTHING = "–"
 
 
 def newest(folders: Sequence[str]) -> Run | None:
-    """The newest finished run on hardware in these folders, ``None`` if there is none."""
+    """Of the finished runs on hardware with most programs that ended, the newest; or ``None``."""
     present = [folder for folder in folders if Path(folder).is_dir()]
     runs, _ = load_runs(present, EXPERIMENT)
     return max(
@@ -26,9 +26,14 @@ def newest(folders: Sequence[str]) -> Run | None:
             if run.provenance.evidence is Evidence.MEASURED
             and run.provenance.exit_state == "finished"
         ),
-        key=lambda run: run.provenance.run_id,
+        key=lambda run: (ended(run), run.provenance.run_id),
         default=None,
     )
+
+
+def ended(run: Run) -> int:
+    """Programs that ended."""
+    return int(run.tables["programs"]["slow_down"].notna().sum())
 
 
 def programs_table(run: Run) -> pd.DataFrame:
@@ -44,7 +49,8 @@ def programs_table(run: Run) -> pd.DataFrame:
                 "library": f"{row['library']}{version}",
                 "outcome": str(row["outcome"]) if finished else f"{row['outcome']}: {row['text']}",
                 "operations a step": int(row["operations"]) if finished else NOTHING,
-                "findings": int(row["findings"]) if finished else NOTHING,
+                # also of a program that was stopped in the middle
+                "findings": NOTHING if pd.isna(row["findings"]) else int(row["findings"]),
                 "ms a step, off / again / on": (
                     f"{off:.1f} / {again:.1f} / {on:.1f}" if finished else NOTHING
                 ),

@@ -1,25 +1,18 @@
-"""What notebook 03 shows of lifetime runs, explorations, mutations and detectors, from rows."""
+"""What notebook 03 shows of lifetime runs, explorations and mutations, from rows."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from atom.benchmarks.source_lifetime import CONTROL, EXPERIMENT, GRAPH_OUTPUT, PROTECTED
 from atom.benchmarks.source_lifetime_rows import ExplorationRow, MutationRow
 from atom.config import CopyProtocol, DeviceChoice, SourceLifetimeSettings
-from atom.device import open_device
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.lifetime.compare_detectors import expected_kinds, load_scenarios
-from atom.lifetime.detector_rows import Detector, Result
-from atom.lifetime.sanitizer import sanitizer
-from atom.workbook.detector_record import EXPERIMENT as DETECTORS
 from atom.workbook.lifetime_published import published_points
 from atom.workbook.lifetime_runs import record_lifetime
 from atom.workbook.notebook_progress import notebook_progress
@@ -34,13 +27,11 @@ class LifetimeRuns:
     Attributes:
         simulated: a run on the virtual device.
         measured: the newest of the largest finished runs on hardware, ``None`` if there is none.
-        detectors: the newest finished comparison of detectors on hardware, ``None`` likewise.
         problems: runs that could not be used, and why.
     """
 
     simulated: Run
     measured: Run | None
-    detectors: Run | None
     problems: tuple[str, ...]
 
 
@@ -96,19 +87,7 @@ def gather_runs(
     if simulated is None:
         wanted = settings.lifetime(DeviceChoice.VIRTUAL)
         simulated = record_lifetime(wanted, simulated_root, progress)
-    comparisons, more = load_runs(present, DETECTORS)
-    problems += more
-    detectors = [
-        run
-        for run in comparisons
-        if run.provenance.evidence is Evidence.MEASURED and run.provenance.exit_state == "finished"
-    ]
-    return LifetimeRuns(
-        simulated,
-        largest(measured),
-        max(detectors, key=lambda run: run.provenance.run_id, default=None),
-        tuple(problems),
-    )
+    return LifetimeRuns(simulated, largest(measured), tuple(problems))
 
 
 def largest(runs: Iterable[Run]) -> Run | None:
@@ -279,86 +258,3 @@ def equivalents_table(rows: Sequence[MutationRow]) -> pd.DataFrame:
 def caught(rows: Sequence[MutationRow], name: str) -> MutationRow | None:
     """The mutation of that name, if it was caught."""
     return next((row for row in rows if row.mutation == name and row.caught), None)
-
-
-# -- detectors
-
-
-def sanitize_scenarios() -> pd.DataFrame:
-    """Every scenario under the sanitizer on the virtual device, in this process.
-
-    Returns:
-        scenario, faulty, expected, found, right (exactly the expected kinds of finding).
-    """
-    known = load_scenarios().SCENARIOS.values()
-    # each start collects cycles: over a notebook's libraries that takes longer than the scenario
-    gc.freeze()
-    try:
-        rows = [_sanitize(scenario) for scenario in known]
-    finally:
-        gc.unfreeze()
-    return pd.DataFrame(rows)
-
-
-def _sanitize(scenario: Any) -> dict[str, Any]:
-    with sanitizer() as report:
-        device = open_device(DeviceChoice.VIRTUAL)
-        scenario.program(device)
-        device.synchronize()
-    kinds = {finding.kind for finding in report.findings}
-    return {
-        "scenario": scenario.name,
-        "faulty": scenario.faulty,
-        "expected": expected_kinds(scenario),
-        "found": "+".join(sorted(kinds)) or "nothing",
-        "right": kinds == set(scenario.expected),
-    }
-
-
-def detectors_table(run: Run) -> pd.DataFrame:
-    """Counts a detector: caught, missed, false alarms, lines named, and its slow-down."""
-    rows, times = run.tables["detectors"], run.tables.get("slowdown", pd.DataFrame())
-    table = []
-    for name in Detector:
-        own = rows[[str(value) == str(name) for value in rows["detector"]]]
-        if own.empty or name is Detector.NOTHING:
-            continue
-        results = [str(value) for value in own["result"]]
-        faulty, correct = int(own["faulty"].sum()), int((~own["faulty"].astype(bool)).sum())
-        caught_rows = own[[result == str(Result.CAUGHT) for result in results]]
-        slow = "–"
-        if len(times):
-            arm = times[[str(value) == str(name) for value in times["arm"]]]["slow_down"].dropna()
-            slow = f"{float(arm.median()):.2f}x" if len(arm) else "–"
-        table.append(
-            {
-                "detector": str(name),
-                "caught": f"{results.count(str(Result.CAUGHT))} of {faulty}",
-                "false alarms": f"{results.count(str(Result.FALSE_ALARM))} of {correct}",
-                "did not end": results.count(str(Result.FAILED)),
-                "not installed": results.count(str(Result.ABSENT)),
-                "names the copy": _named(caught_rows["names_copy"]),
-                "names the free": _named(caught_rows["names_free"]),
-                "names the reuse": _named(caught_rows["names_reuse"]),
-                "decode step": slow,
-            }
-        )
-    return pd.DataFrame(table)
-
-
-def _named(column: pd.Series) -> str:
-    known = column.dropna()
-    return f"{int(known.astype(bool).sum())} of {len(known)}" if len(known) else "–"
-
-
-def scenarios_table(run: Run) -> pd.DataFrame:
-    """One row a scenario, one column a detector: its result."""
-    rows = run.tables["detectors"]
-    rows = rows.assign(detector=[str(value) for value in rows["detector"]])
-    rows = rows[rows["detector"] != str(Detector.NOTHING)]
-    table = []
-    for (scenario, expected), group in rows.groupby(["scenario", "expected"], sort=False):
-        line = {"scenario": scenario, "missing order": expected}
-        line |= {str(row.detector): str(row.result) for row in group.itertuples()}
-        table.append(line)
-    return pd.DataFrame(table)

@@ -193,6 +193,8 @@ _POINT_SWEEPS = {
     "engine-fault": "engine_fault_runs",
     "engine-speed": "engine_speed_runs",
     "greedy-equality": "greedy_equality_runs",
+    "detectors": "detector_runs",
+    "foreign": "foreign_runs",
     "throughput": "throughput_runs",
 }
 

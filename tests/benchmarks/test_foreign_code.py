@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,34 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from atom.__main__ import main
 from atom.benchmarks import foreign_code
-from atom.benchmarks.foreign_code import PROJECT, _finding_row, run_all, without_paths
+from atom.benchmarks.foreign_code import (
+    PROJECT,
+    ForeignSettings,
+    HandOver,
+    _finding_row,
+    chosen,
+    run_program,
+    without_paths,
+)
 from atom.benchmarks.foreign_programs import PROGRAMS, Program, programs_for
 from atom.benchmarks.foreign_rows import ForeignRow, Outcome
+from atom.config import DeviceChoice
 from atom.errors import BadInput
-from atom.lifetime.findings import Edge, Finding, Kind, Site, Use
-from atom.workbook.foreign_record import record, shown
-from atom.workbook.records import load_run
+from atom.lifetime.findings import Edge, Finding, Kind, Report, Site, Use
+from atom.workbook.records import load_runs
 
 SMALL = "activations saved on the CPU"
 
 
 def test_a_program_runs_and_is_recorded(tmp_path: Path) -> None:
-    path = record([SMALL], tmp_path, device="virtual", steps=1)
-    (row,) = load_run(path).tables["programs"].to_dict("records")
-    assert (row["outcome"], row["library"]) == ("finished", "torch")
+    options = ["--device", "virtual", "--only", "activations*", "-p", "steps", "1"]
+    assert main(["sweep", "foreign", *options, "--out", str(tmp_path)]) == 0
+    runs, problems = load_runs([tmp_path], "foreign")
+    assert problems == []
+    (row,) = runs[0].tables["programs"].to_dict("records")
+    assert (row["program"], row["outcome"], row["library"]) == (SMALL, "finished", "torch")
     assert row["version"] == torch.__version__
     assert row["findings"] == 0
     assert row["slow_down"] > 0
@@ -34,28 +47,63 @@ def test_a_program_runs_and_is_recorded(tmp_path: Path) -> None:
 def test_every_program_says_what_it_runs() -> None:
     assert {each.name for each in programs_for("cpu")} < set(PROGRAMS)
     assert {each.library for each in PROGRAMS.values()} == {"transformers", "accelerate", "torch"}
+    assert [each.name for each in chosen(ForeignSettings())] == list(PROGRAMS)
 
 
 def test_an_unknown_program_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"known: .*continuous batching"):
-        run_all(["nothing"], "cpu", 5)
+    for programs, device in ((["nothing"], "accelerator"), (["offloaded cache"], "virtual")):
+        given = ForeignSettings.parse({"programs": programs, "device": device})
+        with pytest.raises(BadInput, match=rf"no program '{programs[0]}'.*known: .*training loop"):
+            chosen(given)
 
 
-def test_what_is_not_installed_or_late_or_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_or_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Program("absent", "no-such-library", lambda place: lambda: None, 1)
-    monkeypatch.setitem(PROGRAMS, "absent", absent)
-    rows, _, _ = run_all(["absent", SMALL], "cpu", 1)
-    assert [row.outcome for row in rows] == [Outcome.ABSENT, Outcome.LATE]
-    assert "no-such-library is not installed" in shown(rows[0])
-    end = time.monotonic() + 0.5
-    monkeypatch.setattr(foreign_code, "PROCESS_SECONDS", 0.3)
-    measured, outcome, text = foreign_code._in_process(PROGRAMS[SMALL], "cpu", 1, 0.3)
-    assert (measured, outcome) == (None, Outcome.LATE)
-    assert "within" in text
-    assert time.monotonic() < end + 20
-    measured, outcome, text = foreign_code._in_process(absent, "cpu", 1, 30)
-    assert (measured, outcome) == (None, Outcome.FAILED)
-    assert "absent" in text
+    settings = ForeignSettings.parse({"device": "virtual", "seconds": 30})
+    row = run_program(absent, settings).row
+    assert (row.outcome, row.text) == (Outcome.ABSENT, "no-such-library is not installed here")
+    monkeypatch.setattr(Program, "version", lambda self: "1.0")
+    row = run_program(absent, settings).row
+    assert (row.outcome, row.version) == (Outcome.FAILED, "1.0")
+    assert row.text is not None
+    assert "absent" in row.text
+
+
+def test_a_hung_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = time.monotonic()
+    settings = ForeignSettings.model_construct(device=DeviceChoice.VIRTUAL, seconds=0.3, steps=1)
+    rows = run_program(PROGRAMS[SMALL], settings)
+    assert (rows.row.outcome, rows.row.findings) == (Outcome.LATE, None)
+    assert rows.row.text == "did not end within 0 s"
+    assert time.monotonic() < started + 20
+
+
+def test_a_program_near_its_limit_hands_over_what_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(foreign_code.os, "_exit", ended.append)
+    site = Site("x.py", 3, "f")
+    report = Report()
+    report.add(Finding(Edge.REUSE, Kind.FREED_IN_USE, Use("copy", "stream 1", site), fix="hold"))
+    report.note("compiled code")
+    report.operations = 7
+    over = HandOver(tmp_path / "out.json", 5)
+    over.watched(report)
+    over.give_up()
+    assert ended == [4]
+    left = json.loads((tmp_path / "out.json").read_text())
+
+    def process(command: list[str], **_: Any) -> Any:
+        Path(command[command.index("--out") + 1]).write_text(json.dumps(left))
+
+    monkeypatch.setattr(foreign_code.subprocess, "run", process)
+    rows = run_program(PROGRAMS[SMALL], ForeignSettings())
+    assert (rows.row.outcome, rows.row.findings, rows.row.slow_down) == (Outcome.LATE, 1, None)
+    assert rows.row.text is not None
+    assert "seen 7 operations" in rows.row.text
+    assert [row.place for row in rows.findings] == ["x.py:3 in f"]
+    assert [row.text for row in rows.blind_spots] == ["compiled code"]
 
 
 def test_a_row_has_its_figures_or_its_reason() -> None:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from atom.__main__ import main
 from atom.device import open_device
 from atom.errors import BadInput
-from atom.lifetime import compare_detectors
+from atom.lifetime import compare_detectors, decode_loop
 from atom.lifetime.compare_detectors import (
-    Settings,
+    DetectorSettings,
+    chosen,
     command_of,
-    compare,
     judge,
     load_scenarios,
     named_lines,
     shorten,
+    slowdown,
 )
 from atom.lifetime.decode_loop import measure, summary
 from atom.lifetime.detector_rows import Detector, DetectorRow, Result
 from atom.lifetime.sanitizer import sanitizer
-from atom.workbook.detector_record import record
-from atom.workbook.records import load_run
+from atom.workbook.records import load_runs
 
 SCENARIOS = load_scenarios().SCENARIOS
 FAULTY, CORRECT = SCENARIOS["status_dropped"], SCENARIOS["status_held"]
@@ -109,31 +113,55 @@ def test_no_path_of_a_machine_is_kept() -> None:
 
 
 def test_an_unknown_program_is_refused() -> None:
-    with pytest.raises(BadInput, match="no scenario nowhere"):
-        compare(Settings("virtual", scenarios=("nowhere",)))
-    with pytest.raises(BadInput, match="mapped_slot_dropped"):
-        compare(Settings("accelerator", scenarios=("mapped_slot_dropped",)))
+    for given, text in (
+        ({"device": "virtual", "detectors": ["nothing"]}, "nowhere"),
+        ({}, "mapped_slot_dropped"),
+    ):
+        settings = DetectorSettings.parse({**given, "scenarios": [text]})
+        with pytest.raises(BadInput, match=f"no scenario {text} for"):
+            chosen(settings)
+    with pytest.raises(BadInput, match="no virtual device is watched by compute-sanitizer"):
+        DetectorSettings.parse({"device": "virtual"})
 
 
-def test_a_recorded_comparison_on_the_virtual_device(tmp_path: Path) -> None:
-    settings = Settings("virtual", (Detector.OURS,), ("status_dropped", "status_held"), jobs=2)
-    path = record(settings, tmp_path, steps=3, repeats=1, sizes=["--layers", "1", "--width", "64"])
-    run = load_run(path)
+def test_a_recorded_comparison_on_the_virtual_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--only", "status_dropped", "--only", "status_hel?", "--out", str(tmp_path)]
+    values = ["-p", "jobs", "2", "-p", "steps", "0", "-p", "detectors", "[atom.lifetime]"]
+    assert main(["sweep", "detectors", "--device", "virtual", *options, *values]) == 0
+    assert "1 of 1" in capsys.readouterr().out
+    [run], problems = load_runs([tmp_path], "detectors")
+    assert problems == []
     table = run.tables["detectors"].set_index(["scenario", "detector"])
     ours = table.xs("atom.lifetime", level="detector")
+    assert list(ours.index) == ["status_dropped", "status_held"]
     assert ours.loc["status_dropped", "result"] == "caught"
     assert ours.loc["status_held", "result"] == "silent"
     assert ours["as_expected"].all()
     assert ours.loc["status_dropped", ["names_copy", "names_free", "names_reuse"]].all()
-    times = run.tables["slowdown"]
-    assert list(times["arm"]) == [
-        "nothing",
-        "nothing again",
-        "atom.lifetime, stopped",
-        "atom.lifetime",
+
+
+def test_the_timed_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(command: Sequence[str], *_: Any) -> tuple[int, str, float]:
+        words = command[command.index("atom.lifetime.decode_loop") + 1 :]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = decode_loop.main(words)
+        return code, out.getvalue(), 1.0
+
+    monkeypatch.setattr(compare_detectors, "run_process", here)
+    given = {"device": "virtual", "detectors": ["nothing", "atom.lifetime"], "steps": 3}
+    rows = slowdown(DetectorSettings.parse(given), 0)
+    ours = Detector.OURS
+    assert [(row.arm, row.detector) for row in rows] == [
+        ("nothing", Detector.NOTHING),
+        ("nothing again", Detector.NOTHING),
+        ("atom.lifetime, stopped", ours),
+        ("atom.lifetime", ours),
     ]
-    assert (times["steps"] == 3).all()
-    assert (times["findings"] == 0).all()
+    assert all(row.steps == 3 and row.findings == 0 and row.slow_down for row in rows)
+    assert rows[0].slow_down == 1
 
 
 @pytest.mark.gpu

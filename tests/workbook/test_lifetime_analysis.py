@@ -17,7 +17,6 @@ from atom.benchmarks.source_lifetime_rows import ExplorationRow, LifetimeRow, Mu
 from atom.config import CopyProtocol, LifetimeSettings, SourceLifetimeSettings
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.lifetime.detector_rows import Detector, DetectorRow, Result, SlowdownRow
 from atom.workbook import figures_lifetime, lifetime_analysis, lifetime_claims
 from atom.workbook.claims import Verdict, judge, load_claims
 from atom.workbook.lifetime_runs import record_lifetime
@@ -169,7 +168,7 @@ def test_runs_are_recorded_or_loaded(recorded: Run, tmp_path: Path) -> None:
     given = SourceLifetimeSettings.parse({"records": [str(recorded.path)], "measured": []})
     runs = lifetime_analysis.gather_runs(given, tmp_path, tmp_path)
     assert runs.simulated.provenance.run_id == recorded.provenance.run_id
-    assert (runs.measured, runs.detectors, runs.problems) == (None, None, ())
+    assert (runs.measured, runs.problems) == (None, ())
     assert not list(tmp_path.iterdir())
     small = {"trials": 1, "paths": ["draft_ids"], "protocols": ["hold"], "measured": []}
     made = lifetime_analysis.gather_runs(
@@ -255,55 +254,3 @@ def test_code_is_shown_without_its_docstring() -> None:
     text = figures_lifetime.live_text(lifetime_analysis.words)
     assert text.startswith("def words(name: object) -> str:\n    return")
     assert "as text" not in text
-
-
-# -- detectors
-
-
-def detector_row(detector: Detector, result: Result, faulty: bool = True) -> DetectorRow:
-    return DetectorRow(
-        scenario="status_dropped" if faulty else "status_held",
-        detector=detector,
-        faulty=faulty,
-        expected="freed-in-use" if faulty else "nothing",
-        result=result,
-        findings=int(result in (Result.CAUGHT, Result.FALSE_ALARM)),
-        names_copy=True if result is Result.CAUGHT else None,
-        exit_code=0,
-        seconds=1,
-    )
-
-
-def test_detectors_are_counted_apart(recorded: Run) -> None:
-    found = [
-        detector_row(Detector.NOTHING, Result.MISSED),
-        detector_row(Detector.OURS, Result.CAUGHT),
-        detector_row(Detector.OURS, Result.SILENT, False),
-        detector_row(Detector.TORCH, Result.MISSED),
-        detector_row(Detector.TORCH, Result.FALSE_ALARM, False),
-    ]
-    slow = SlowdownRow(
-        arm=str(Detector.OURS),
-        detector=Detector.OURS,
-        repeat=0,
-        steps=3,
-        operations=1,
-        slow_down=1.5,
-        findings=0,
-    )
-    run = Run(
-        recorded.path,
-        recorded.provenance,
-        {
-            "detectors": to_frame(found, DetectorRow),
-            "slowdown": to_frame([slow], SlowdownRow),
-        },
-    )
-    table = lifetime_analysis.detectors_table(run).set_index("detector")
-    assert list(table.index) == [str(Detector.OURS), str(Detector.TORCH)]
-    assert tuple(table["caught"]) == ("1 of 1", "0 of 1")
-    assert tuple(table["false alarms"]) == ("0 of 1", "1 of 1")
-    assert tuple(table["decode step"]) == ("1.50x", "–")
-    assert tuple(table["names the copy"]) == ("1 of 1", "–")
-    single = lifetime_analysis.scenarios_table(run)
-    assert list(single[str(Detector.TORCH)]) == ["missed", "false alarm"]
