@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from atom.__main__ import build_parser
+from atom.workbook.sweeps import _POINT_SWEEPS, EXPERIMENT
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FILES = sorted((_ROOT / ".github" / "workflows").glob("*.yml"))
@@ -150,8 +151,9 @@ def test_the_gpu_job_runs_every_sweep_and_the_tests(gpu: dict[str, Any]) -> None
     runs = [step["run"] for step in gpu["jobs"]["gpu"]["steps"] if "run" in step]
     assert any(line.endswith("-m pytest -m gpu") for line in runs)
     sweeps = [line.split(" sweep ")[1] for line in runs if " sweep " in line]
-    names = ("race", "lifetime", "kernels", "engine-fault", "engine-speed", "greedy-equality")
-    assert sweeps == [f"{name} --device accelerator --quick" for name in names]
+    assert sweeps == [
+        f"{name} --device accelerator --quick" for name in (EXPERIMENT, *_POINT_SWEEPS)
+    ]
     # what is recorded is checked behind the last of them, and one that failed stops no other
     checked = next(number for number, line in enumerate(runs) if "records check" in line)
     assert checked > max(number for number, line in enumerate(runs) if " sweep " in line)
