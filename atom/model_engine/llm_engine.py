@@ -101,6 +101,7 @@ class LLMEngine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        block_hashes: Sequence[bytes] = (),
     ) -> str:
         """Queue a request.
 
@@ -108,6 +109,8 @@ class LLMEngine:
             prompt_token_ids: at least one.
             params: how to sample; ``None`` means the defaults.
             request_id: a name of one's own; ``None`` makes one.
+            block_hashes: chained hashes of the prompt's leading full blocks, where the caller knows
+                them (a simulator); the rest is computed.
 
         Returns:
             The request's id.
@@ -121,6 +124,7 @@ class LLMEngine:
         """
         self._refuse_if_dead()
         request, name = self._desk.make(prompt_token_ids, params or SamplingParams(), request_id)
+        request.block_hashes.extend(block_hashes)
         self.scheduler.add(request)
         self._desk.open(request, name)
         return name

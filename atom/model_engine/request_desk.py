@@ -54,11 +54,13 @@ class RequestDesk:
         if name in self.requests:
             raise RequestRefused(f"request id {name!r} is in use")
         request = Request(number, token_array(prompt_token_ids), params)
-        largest = max(request.token_ids)
-        if self._vocab_size is not None and largest >= self._vocab_size:
-            raise RequestRefused(
-                f"prompt token {largest} is outside the model's vocabulary of {self._vocab_size}"
-            )
+        if self._vocab_size is not None:
+            largest = max(request.token_ids)
+            if largest >= self._vocab_size:
+                raise RequestRefused(
+                    f"prompt token {largest} is outside the model's vocabulary of "
+                    f"{self._vocab_size}"
+                )
         return request, name
 
     def open(self, request: Request, name: str) -> None:

@@ -126,6 +126,11 @@ class TieredBlockManager(BlockManager):
         while self._loads and not super().can_allocate(num_tokens, hit, spare=spare):
             self._drop_a_load()
 
+    def awaits_load(self, seq: Sequence) -> bool:
+        """Whether a waiting request has a load on its way whose end was not seen."""
+        load = self._loads.get(seq.request_id)
+        return load is not None and not load.published and not load.void
+
     @property
     def _is_idle(self) -> bool:
         return self.num_free_groups == self.num_groups

@@ -1,0 +1,125 @@
+"""Rows of the capacity model: one a simulated point."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atom.benchmarks.load_metrics import LoadSummary
+from atom.kv_transfer.pool_entry import EntryKind, PoolPolicy
+
+if TYPE_CHECKING:
+    from atom.benchmarks.capacity import CapacityLoad
+    from atom.benchmarks.capacity_engine import CapacityEngine
+    from atom.benchmarks.capacity_machine import Machine
+    from atom.model_engine.engine_settings import EngineSettings
+
+EXPERIMENT = "capacity"
+
+
+class CapacityRow(BaseModel):
+    """One simulated point. Seconds are simulated ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    concurrency: int = Field(ge=1)
+    pool_gib: float | None = Field(ge=0)
+    """CPU pool in GiB; blank: no offload."""
+    offload_policy: PoolPolicy | None
+    state_share: float | None = Field(ge=0, le=1)
+    """isolated: share of the pool that states have."""
+    state_checkpoint_tokens: int = Field(ge=1)
+    """Tokens from one place of a state image to the next."""
+    seed: int = Field(ge=0)
+
+    requests: int = Field(ge=0)
+    window_seconds: float = Field(ge=0)
+    total_throughput: float = Field(ge=0)
+    """Prompt and output tokens a second."""
+    effective_total_throughput: float = Field(ge=0)
+    output_throughput: float = Field(ge=0)
+    ttft_mean_seconds: float | None = Field(ge=0)
+    ttft_p90_seconds: float | None = Field(ge=0)
+    itl_mean_seconds: float | None = Field(ge=0)
+    itl_p90_seconds: float | None = Field(ge=0)
+    tokens_per_request: float | None = Field(ge=0)
+    cached_share: float | None = Field(ge=0, le=1)
+
+    lookup_tokens: int = Field(ge=0)
+    hit_tokens: int = Field(ge=0)
+    state_loads: int = Field(ge=0)
+    """State images that the pool gave back."""
+    state_load_failures: int = Field(ge=0)
+    """State images that it had given up when their KV was still there."""
+    kv_loads: int = Field(ge=0)
+    kv_load_failures: int = Field(ge=0)
+    states_evicted: int = Field(ge=0)
+    kv_evicted: int = Field(ge=0)
+    stored_bytes: int = Field(ge=0)
+    loaded_bytes: int = Field(ge=0)
+    preemptions: int = Field(ge=0)
+
+    decode_steps: int = Field(ge=0)
+    prefill_steps: int = Field(ge=0)
+    decode_seconds: float = Field(ge=0)
+    prefill_seconds: float = Field(ge=0)
+    """Device time of those steps."""
+    simulated_seconds: float = Field(ge=0)
+    """Warm-up included."""
+
+    @property
+    def state_failure_rate(self) -> float | None:
+        """Share of the state images asked of the pool that it had given up."""
+        asked = self.state_loads + self.state_load_failures
+        return self.state_load_failures / asked if asked else None
+
+
+def row_of(
+    load: CapacityLoad,
+    settings: EngineSettings,
+    machine: Machine,
+    engine: CapacityEngine,
+    summary: LoadSummary,
+    end: float,
+) -> CapacityRow:
+    """The row of a point that has run to its end."""
+    stats = engine.stats()
+    offload = settings.cpu_pool_bytes is not None
+    figures = {
+        name: value if value is None or value == value else None
+        for name, value in asdict(summary).items()
+        if name in CapacityRow.model_fields
+    }
+
+    def count(name: str) -> int:
+        return int(stats.get(name, 0))
+
+    return CapacityRow(
+        concurrency=load.concurrency,
+        pool_gib=None if settings.cpu_pool_bytes is None else settings.cpu_pool_bytes / 2**30,
+        offload_policy=settings.offload_policy if offload else None,
+        state_share=settings.offload_state_share
+        if offload and settings.offload_policy is PoolPolicy.ISOLATED
+        else None,
+        state_checkpoint_tokens=settings.state_checkpoint_tokens,
+        seed=load.seed,
+        lookup_tokens=count("lookup_tokens"),
+        hit_tokens=count("hit_tokens"),
+        state_loads=count("offload_loaded_states"),
+        state_load_failures=count(f"offload_failed_{EntryKind.STATE}_evicted"),
+        kv_loads=count("offload_loaded_chunks"),
+        kv_load_failures=count(f"offload_failed_{EntryKind.KV}_evicted"),
+        states_evicted=count(f"pool_{EntryKind.STATE}_evicted"),
+        kv_evicted=count(f"pool_{EntryKind.KV}_evicted"),
+        stored_bytes=count("offload_stored_bytes"),
+        loaded_bytes=count("offload_loaded_bytes"),
+        preemptions=count("preemptions"),
+        decode_steps=count("decode_steps"),
+        prefill_steps=count("prefill_steps"),
+        decode_seconds=engine.runner.decode_seconds,
+        prefill_seconds=engine.runner.prefill_seconds,
+        simulated_seconds=end,
+        **figures,
+    )
