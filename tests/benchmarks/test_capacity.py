@@ -156,7 +156,7 @@ def test_bytes_are_conserved() -> None:
         held = stats[f"pool_{kind}_entries"]
         assert stats[f"pool_{kind}_bytes"] == held * sizes[kind]
         stored = stats[f"offload_stored_{name}"]
-        under_way = sum(
+        under_way: int = sum(
             len(getattr(job, name))
             for job in manager.offload.stores  # type: ignore[attr-defined]
         )
