@@ -33,7 +33,7 @@ def test_shape(path: Path) -> None:
     workflow = load(path.name)
     assert set(workflow) <= _TOP
     assert workflow["permissions"] == {"contents": "read"}
-    for job in workflow["jobs"].values():
+    for name, job in workflow["jobs"].items():
         assert set(job) <= _JOB
         assert job["timeout-minutes"] <= 120
         for step in job["steps"]:
@@ -43,8 +43,11 @@ def test_shape(path: Path) -> None:
                 assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
             # text of an event in a shell command is a command of whoever wrote it
             assert "github.event" not in step.get("run", "")
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout"):
+                assert step["with"]["persist-credentials"] is False
         kept = [s for s in job["steps"] if s.get("uses", "").startswith("actions/upload")]
-        assert [step["if"] for step in kept] == ["${{ always() }}"]
+        assert [step["if"] for step in kept] == ["${{ always() }}"] or name == "workflow-files"
 
 
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: path.name)
@@ -62,6 +65,14 @@ def test_commands_exist(path: Path) -> None:
         for target in re.findall(r"\bmake (\w+)", line):
             done = subprocess.run(["make", "-n", target], cwd=_ROOT, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
+
+
+def test_workflow_files_are_linted_on_every_push() -> None:
+    runs = [step.get("run", "") for step in load("workbook.yml")["jobs"]["workflow-files"]["steps"]]
+    tools = [re.search(r"^pipx run (\S+)==[\d.]+ ", run) for run in runs if run]
+    assert [tool and tool[1] for tool in tools] == ["check-jsonschema", "zizmor"]
+    for run in runs[1:]:
+        assert ".github" in run
 
 
 def test_the_readmes_commands_run_on_every_push() -> None:
