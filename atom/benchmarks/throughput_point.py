@@ -20,7 +20,6 @@ import os
 import platform
 import resource
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -54,6 +53,7 @@ from atom.benchmarks.throughput_process import (
     LOAD_FAILED,
     OUT_OF_MEMORY,
     START_FAILED,
+    end_with_parent,
 )
 from atom.benchmarks.throughput_rows import Outcome
 from atom.benchmarks.throughput_settings import (
@@ -248,7 +248,7 @@ async def _serve(
     tell(
         {
             "exposure_seconds": exposure,
-            **_load_fields(result),
+            **load_fields(result),
             **counters(stats, known),
             **(timings(timed) if stopped else {}),
             "guard_value": None if fault is None else fault.value,
@@ -280,7 +280,8 @@ def _working_set(sessions: Sequence[Session], point: ThroughputPoint) -> int:
     return round(working_set_tokens(sessions) / len(sessions) * point.concurrency)
 
 
-def _load_fields(result: LoadResult) -> dict[str, Any]:
+def load_fields(result: LoadResult) -> dict[str, Any]:
+    """Figures of a load as fields of a row."""
     figures = {
         name: None if isinstance(value, float) and math.isnan(value) else value
         for name, value in asdict(result.summary).items()
@@ -352,7 +353,7 @@ def describe(settings: ThroughputSettings) -> dict[str, Any]:
 def main() -> int:
     """Run the job that standard input describes. Returns the exit code."""
     job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     path = Path(job["told"])
 
@@ -365,14 +366,14 @@ def main() -> int:
         tell(describe(settings))
         return 0
     point = next(p for p in build_points(settings) if p.point_id == job["point_id"])
-    outcome = run_point(settings, point, tell, began=job["began"])
+    if settings.serves:
+        from atom.benchmarks.throughput_server import run_server_point
+
+        log = None if job.get("log") is None else Path(job["log"]).with_suffix(".server.log")
+        outcome = run_server_point(settings, point, tell, began=job["began"], log=log)
+    else:
+        outcome = run_point(settings, point, tell, began=job["began"])
     return _EXIT_CODES[outcome]
-
-
-def _end_with_parent() -> None:
-    """Nobody waits for the result once the pipe closes: give the GPU back at once."""
-    sys.stdin.buffer.read()
-    os._exit(DIED)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import product
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from atom.benchmarks.server_settings import ServerSettings
 from atom.config import CopyProtocol, DeviceChoice, GuardMode, Names, Settings
 from atom.errors import BadInput
 from atom.kv_transfer.pool_entry import PoolPolicy
@@ -47,7 +48,7 @@ Concurrency = Annotated[int, Field(ge=1, le=1024)]
 PoolGib = Annotated[float, Field(gt=0, le=8192)]
 
 
-class ThroughputSettings(Settings):
+class ThroughputSettings(ServerSettings):
     """Settings of the throughput experiment; see ``throughput_point``."""
 
     device: DeviceChoice = DeviceChoice.VIRTUAL
@@ -65,8 +66,8 @@ class ThroughputSettings(Settings):
     sessions: int = Field(64, ge=1, le=100_000)
     """Sessions to generate where there are no traces."""
 
-    block_tokens: int | None = Field(None, ge=1, le=4096)
-    """Tokens that a prefix hash stands for; empty takes the traces' own. Scales all lengths."""
+    block_tokens: int | None = Field(1, ge=1, le=4096)
+    """Tokens that a prefix hash stands for, which scales all lengths; empty takes the record's."""
 
     max_context_tokens: int = Field(1024, ge=16, le=2**22)
     """Longest request, prompt and output together; sessions end before a longer one."""
@@ -159,16 +160,14 @@ class ThroughputSettings(Settings):
     time_limit_seconds: float | None = Field(None, gt=0, le=14 * 86400)
     """After that a point counts as hung and is killed; empty: two minutes beyond its load."""
 
-    budget_seconds: float | None = Field(None, gt=0)
-    """No point starts that would not end within it; what is left can be resumed."""
-
     setup_seconds: float | None = Field(None, ge=0, le=3600)
     """Start of a point's process until its load, for the plan; empty: an estimate."""
 
     seed: int = Field(42, ge=0, le=2**31 - 1)
     """Of weights, sessions and the order of points."""
 
-    # where it runs is no part of what is measured: not recorded, and another at each resumption
+    # where and how long it runs is no part of what is measured: not recorded, and given anew when
+    # a run goes on
     gpus: Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], _Once] = Field(
         (), exclude=True
     )
@@ -177,6 +176,9 @@ class ThroughputSettings(Settings):
     scheduler: str | None = Field(None, min_length=1, exclude=True)
     """Address of a Dask scheduler whose workers announce GPU=1; empty runs here."""
 
+    budget_seconds: float | None = Field(None, gt=0, exclude=True)
+    """No point starts that would not end within it; what is left can be resumed."""
+
     logs: str | None = Field(None, min_length=1, exclude=True)
     """Folder of the points' logs; empty keeps none."""
 
@@ -184,6 +186,9 @@ class ThroughputSettings(Settings):
     def _fits_together(self) -> ThroughputSettings:
         if not self.pool_gib and not self.no_offload:
             raise ValueError("no point is left: name a pool size, or set no_offload")
+        if self.serves:
+            self._server_fits()
+            return self
         longest = self.max_context_tokens
         blocks = self.num_kv_blocks
         if blocks is not None and blocks * self.block_size < longest + 8 * self.block_size:
@@ -198,6 +203,15 @@ class ThroughputSettings(Settings):
             engine_settings(self, arm, self.concurrency[0], self._largest)
         return self
 
+    def _server_fits(self) -> None:
+        if self.special:
+            raise ValueError("special: those arms are of this package's engine, not of a server")
+        if self.base_url is not None and len(self.pool_gib) + self.no_offload != 1:
+            raise ValueError(
+                "pool_gib: a server that runs already has one pool; say which, e.g. "
+                "-p pool_gib '[96]' -p no_offload false, or -p pool_gib '[]' for none"
+            )
+
     @property
     def _largest(self) -> float | None:
         return max(self.pool_gib) if self.pool_gib else None
@@ -205,7 +219,7 @@ class ThroughputSettings(Settings):
 
 @dataclass(frozen=True)
 class PointArm:
-    """A protocol with its nets, and the offload's settings."""
+    """A protocol with its nets, and the offload's settings; of a server its name alone says."""
 
     name: str
     protocol: CopyProtocol
@@ -277,7 +291,9 @@ def _arm(
 
 
 def grid_arms(settings: ThroughputSettings) -> list[PointArm]:
-    """Arms of the grid."""
+    """Arms of the grid; a server is one."""
+    if settings.server_label is not None:
+        return [replace(_arm(settings), name=settings.server_label)]
     axes = product(settings.protocol, settings.offload_policy, settings.chunk_tokens)
     return [_arm(settings, name, policy=policy, chunk=chunk) for name, policy, chunk in axes]
 
@@ -418,6 +434,8 @@ def _parts(settings: ThroughputSettings) -> Iterator[list[ThroughputPoint]]:
 
 
 def _pool_free_arms(settings: ThroughputSettings) -> list[PointArm]:
+    if settings.serves:
+        return grid_arms(settings)
     return [_arm(settings, protocol) for protocol in settings.protocol]
 
 

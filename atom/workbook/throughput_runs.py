@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from atom.benchmarks.agentic_sessions import Traces
+from atom.benchmarks.server_settings import UNRECORDED
 from atom.benchmarks.throughput_point import read_sessions
 from atom.benchmarks.throughput_process import COMMAND, run_point
 from atom.benchmarks.throughput_rows import EXPERIMENT
@@ -39,12 +40,18 @@ from atom.workbook.throughput_dask import (
     run_jobs,
     visible,
 )
-from atom.workbook.throughput_remote import Elsewhere, describe_workers
+from atom.workbook.throughput_remote import (
+    Elsewhere,
+    describe_workers,
+    refuse_no_server,
+    server_properties,
+)
 from atom.workbook.throughput_results import result_text, tables_of, unexpected
 
 #: what an accelerator takes where a value is not given: the scale of one H200
 ACCELERATOR: dict[str, Any] = {
     "model": "preset:m395",
+    "block_tokens": None,
     "max_context_tokens": 32000,
     "think_cap_seconds": 1.0,
     "duration_seconds": 60.0,
@@ -100,7 +107,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
     command = "throughput"
     experiment = EXPERIMENT
     table = "points"
-    takes = frozenset({"gpus", "scheduler", "traces"})
+    takes = frozenset({"gpus", "scheduler", "traces", *UNRECORDED})
     why_not = "a point is one process; see -p repeats N"
     #: starts a point's process
     process: tuple[str, ...] = COMMAND
@@ -111,6 +118,10 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         defaults = dict(ACCELERATOR) if accelerator else {}
         if quick:
             defaults |= QUICK_ACCELERATOR if accelerator else QUICK
+        if not set(UNRECORDED).isdisjoint(given):
+            # those points are of this package's engine
+            for name in ("special", "crash_points", "model"):
+                defaults.pop(name, None)
         if not {"concurrency", "pool_gib"}.isdisjoint(given):
             # they name points of the default grid
             for name in ("central_concurrency", "crash_points"):
@@ -161,23 +172,27 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         if settings.scheduler is not None:
             with connected(settings.scheduler) as client:
                 return cast(Device, Elsewhere(describe_workers(client, settings, self.process)))
-        if settings.device is DeviceChoice.ACCELERATOR:
+        if settings.device is DeviceChoice.ACCELERATOR and settings.base_url is None:
             from atom.device.accelerator import accelerator_properties
 
             return cast(Device, Elsewhere(accelerator_properties(0)))
+        if settings.server_label is not None:
+            return cast(Device, Elsewhere(server_properties(settings.server_label)))
         return open_device(
             DeviceChoice.VIRTUAL, profile=settings.device_profile, seed=settings.seed
         )
 
     def prepare(self, settings: ThroughputSettings, device: Device) -> Ready:
         """See :class:`PointSweep`."""
+        if settings.serves:
+            refuse_no_server(settings)
         if settings.gpus:
             refuse_no_dask()
             _environments(settings)
         ready = Ready(read_sessions(settings), settings.model)
         name = settings.model.removeprefix(PRESET)
         here = settings.scheduler is None and device.properties.kind is not DeviceKind.VIRTUAL
-        if here and name != settings.model:
+        if here and not settings.serves and name != settings.model:
             # drawn once: that takes longer than to load it
             folder = ready.keep.enter_context(tempfile.TemporaryDirectory(prefix="atom-model-"))
             scale = EMBEDDING_SCALES[name]
@@ -285,7 +300,7 @@ class _Queue:
 
     def _job(self, point: ThroughputPoint) -> dict[str, Any]:
         settings = self._settings
-        values = settings.model_dump(mode="json") | {"model": self._model}
+        values = settings.model_dump(mode="json") | settings.unrecorded() | {"model": self._model}
         log = None
         if settings.logs is not None and settings.scheduler is None:
             name = "".join(c if c.isalnum() or c in ".-" else "_" for c in point.point_id)

@@ -1,0 +1,87 @@
+"""A point's process is watched to its end, whatever that is, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from fake_point import COMMAND
+
+from atom.benchmarks.throughput_process import end_all, exit_text, run_point
+
+
+def job(does: str, limit: float = 30.0, **more: Any) -> dict[str, Any]:
+    settings = {"model": does, "traces": None}
+    return {"point_id": "hold/c2/none/0", "settings": settings, "limit_seconds": limit, **more}
+
+
+def test_what_it_told_comes_back_with_its_end(tmp_path: Path) -> None:
+    end = run_point(job("ok", environment={"CUDA_VISIBLE_DEVICES": "5"}), COMMAND)
+    assert (end["exit_code"], end["timed_out"], end["gpu"]) == (0, False, "5")
+    # later lines over earlier ones
+    assert (end["told"]["exposure_seconds"], end["told"]["outcome"]) == (1.0, "ok")
+    log = tmp_path / "logs" / "one.log"
+    end = run_point(job("die 4", log=str(log)), COMMAND)
+    assert (end["exit_code"], end["last_words"]) == (4, "the last words")
+    assert log.read_text() == "the last words\n"
+
+
+def test_a_killed_one_keeps_what_it_had_told() -> None:
+    end = run_point(job("kill"), COMMAND)
+    assert end["exit_code"] == -9
+    # not the line that its end cut
+    assert (end["told"]["requests"], end["told"]["exposure_seconds"]) == (10, 0.5)
+    assert exit_text(end["exit_code"]) == "its process was killed by SIGKILL"
+
+
+def test_one_that_hangs_is_killed_at_its_limit() -> None:
+    end = run_point(job("hang", limit=0.5), COMMAND)
+    assert end["timed_out"]
+    assert 0.5 <= end["wall_seconds"] < 5
+    assert end["told"]["setup_seconds"] == 0.1
+    assert not children()
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "fake_point" in " ".join(p.cmdline())]
+
+
+def test_a_sweep_ends_its_own_points_alone() -> None:
+    ends: dict[str, dict[str, Any]] = {}
+
+    def run(name: str, seconds: str) -> None:
+        ends[name] = run_point(job(f"sleep {seconds}", sweep=name), COMMAND)
+
+    threads = [threading.Thread(target=run, args=one) for one in (("a", "60"), ("b", "1"))]
+    for thread in threads:
+        thread.start()
+    while len(children()) < 2:
+        time.sleep(0.02)
+    end_all("a")
+    for thread in threads:
+        thread.join()
+    assert (ends["a"]["exit_code"], ends["b"]["exit_code"]) == (-9, 0)
+
+
+def test_a_point_does_not_outlive_whoever_started_it() -> None:
+    code = (
+        "from atom.benchmarks.throughput_process import run_point\n"
+        f"run_point({job('hang')!r}, {COMMAND!r})\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    point = None
+    while point is None:
+        point = next(iter(psutil.Process(parent.pid).children()), None)
+        time.sleep(0.02)
+    time.sleep(0.3)
+    assert point.is_running()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    point.wait(timeout=10)
