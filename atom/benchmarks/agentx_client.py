@@ -199,7 +199,8 @@ def _arguments(
 
 def _run(arguments: Sequence[str], folder: Path, log: Path, seconds: float) -> int | None:
     """Run to the end, or end the whole group; the exit code, ``None`` if it took too long."""
-    environment = dict(os.environ)
+    # packages of ours must not stand before the harness's own
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     # with it the harness takes a tokenizer's path for a name to be looked up
     environment.pop("HF_HUB_OFFLINE", None)
     # its cache of prompts does not notice that the files of a tokenizer have changed

@@ -45,6 +45,7 @@ class HttpClient:
         api_key_env: name of the environment variable that holds the key; ``None`` sends none.
         vocab_size: ids of prompts are below it; the default fits any model.
         connect_seconds: longest time for a connection to be made.
+        transport: what carries the requests; ``None`` is the network.
 
     Raises:
         BadInput: the URL, or the variable, cannot be used.
@@ -58,6 +59,7 @@ class HttpClient:
         *,
         vocab_size: int = VOCAB_SIZE,
         connect_seconds: float = 10.0,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         import httpx
 
@@ -75,6 +77,7 @@ class HttpClient:
         self._http = httpx.AsyncClient(
             base_url=url,
             headers=headers,
+            transport=transport,
             # a proxy or a .netrc of the environment must not stand between
             trust_env=False,
             timeout=httpx.Timeout(None, connect=connect_seconds),
@@ -200,13 +203,26 @@ def _checked_url(base_url: str) -> httpx.URL:
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
     """Data of the server-sent events of a stream, one a line."""
-    async for line in response.aiter_lines():
-        if len(line) > _LONGEST_LINE:
-            raise LoadFailure(f"a line of the stream has over {_LONGEST_LINE} characters")
-        if line.startswith("data:"):
-            yield line.removeprefix("data:").strip()
-        elif line and not line.startswith((":", "event:", "id:", "retry:")):
-            raise LoadFailure("a line of the stream is no server-sent event")
+    held = b""
+    async for part in response.aiter_bytes():
+        *lines, held = (held + part).split(b"\n")
+        # a server gone mad must not fill the memory with a line that never ends
+        if len(held) > _LONGEST_LINE:
+            raise LoadFailure(f"a line of the stream has over {_LONGEST_LINE} bytes")
+        for line in lines:
+            if (data := _data(line)) is not None:
+                yield data
+    if (data := _data(held)) is not None:
+        yield data
+
+
+def _data(line: bytes) -> str | None:
+    text = line.strip()
+    if text.startswith(b"data:"):
+        return text.removeprefix(b"data:").strip().decode(errors="replace")
+    if text and not text.startswith((b":", b"event:", b"id:", b"retry:")):
+        raise LoadFailure("a line of the stream is no server-sent event")
+    return None
 
 
 def _choice(event: dict[str, Any]) -> tuple[bool, bool]:
