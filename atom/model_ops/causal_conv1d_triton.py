@@ -18,7 +18,7 @@ from atom.config import GuardMode
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.causal_conv1d import most_tokens
 from atom.model_ops.guard import GuardCode
-from atom.model_ops.guard_triton import GUARD_NUMBER, row_passes
+from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
 
 #: channels and warps of a program of the update
 UPDATE_BLOCK, UPDATE_WARPS = 512, 2
@@ -51,6 +51,7 @@ def causal_conv1d_update_kernel(
     out_stride,
     WIDTH: tl.constexpr,
     MOST_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
     GUARD: tl.constexpr,
@@ -58,31 +59,26 @@ def causal_conv1d_update_kernel(
     SLOT_CODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: tiles of channels, rows."""
+    """Grid: tiles of channels, rows. A row has at most ``TOKENS`` tokens."""
     tile = tl.program_id(0)
     row = tl.program_id(1)
+    # no branch for padding: what is read behind one waits for the length
     start = tl.load(query_start_loc + row)
     length = tl.load(query_start_loc + row + 1) - start
-    if length <= 0:
-        return
     slot = tl.load(state_slots + row)
     count = tl.load(num_accepted_tokens + row)
-    good = row_passes(
-        record,
-        count,
-        slot,
-        MOST_TOKENS,
-        slots,
-        row,
-        layer,
-        tile == 0,
-        GUARD,
-        COUNT_CODE,
-        SLOT_CODE,
-    )
     channels = tile * BLOCK + tl.arange(0, BLOCK)
     inside = channels < dim
-    touches = inside & good
+    weights = ()
+    for tap in tl.static_range(WIDTH):
+        place = weight + channels * weight_channel_stride + tap * weight_tap_stride
+        weights = weights + (tl.load(place, mask=inside, other=0.0),)
+    added = tl.zeros((BLOCK,), tl.float32)
+    if HAS_BIAS:
+        added = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
+    used = length > 0
+    good = row_passes(used, count, slot, MOST_TOKENS, slots, GUARD)
+    touches = inside & good & used
     state = conv_state + slot.to(tl.int64) * slot_stride + channels
     newest = state + (count.to(tl.int64) - 1) * row_stride
     inputs = x + start.to(tl.int64) * x_stride + channels
@@ -91,34 +87,40 @@ def causal_conv1d_update_kernel(
     window = ()
     for tap in tl.static_range(WIDTH - 1):
         window = window + (tl.load(newest + tap * row_stride, mask=touches, other=0.0),)
-    for token in tl.static_range(MOST_TOKENS):
-        used = inside & (token < length)
-        window = window + (tl.load(inputs + token * x_stride, mask=used, other=0.0),)
-    weights = ()
-    for tap in tl.static_range(WIDTH):
-        place = weight + channels * weight_channel_stride + tap * weight_tap_stride
-        weights = weights + (tl.load(place, mask=inside, other=0.0).to(tl.float32),)
-    added = tl.zeros((BLOCK,), tl.float32)
-    if HAS_BIAS:
-        added = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
+    for token in tl.static_range(TOKENS):
+        here = inside & (token < length)
+        window = window + (tl.load(inputs + token * x_stride, mask=here, other=0.0),)
     # a thread may write a channel that another one of the program has read
     tl.debug_barrier()
 
     for number in tl.static_range(WIDTH - 2):
         tl.store(state + number * row_stride, window[number + 1], mask=touches)
     outputs = out + start.to(tl.int64) * out_stride + channels
-    for token in tl.static_range(MOST_TOKENS):
+    for token in tl.static_range(TOKENS):
         here = token < length
         row_place = state + (WIDTH - 2 + token) * row_stride
         tl.store(row_place, window[WIDTH - 1 + token], mask=touches & here)
         result = added
         for tap in tl.static_range(WIDTH):
-            result += weights[tap] * window[token + tap].to(tl.float32)
+            result += weights[tap].to(tl.float32) * window[token + tap].to(tl.float32)
         if SILU:
             result = result * tl.sigmoid(result)
         if GUARD == 2:
             result = tl.where(good, result, 0.0)
         tl.store(outputs + token * out_stride, result, mask=inside & here)
+    report_row(
+        record,
+        good,
+        tile == 0,
+        count,
+        slot,
+        slots,
+        row,
+        layer,
+        GUARD,
+        COUNT_CODE,
+        SLOT_CODE,
+    )
 
 
 @triton.jit
@@ -239,6 +241,7 @@ def launch_update(
         out.stride(0),
         WIDTH=width,
         MOST_TOKENS=most_tokens(weight, conv_state),
+        TOKENS=max(1, meta.max_query_len),
         HAS_BIAS=bias is not None,
         SILU=activation == "silu",
         GUARD=GUARD_NUMBER[guard],

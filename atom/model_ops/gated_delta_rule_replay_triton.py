@@ -24,7 +24,7 @@ from atom.model_ops.gated_delta_rule_triton import (
     packed,
 )
 from atom.model_ops.guard import GuardCode
-from atom.model_ops.guard_triton import GUARD_NUMBER, row_passes
+from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
 from atom.model_ops.replay_ring import ReplayRing
 
 #: value columns of a state tile, and warps of its program
@@ -73,28 +73,16 @@ def gated_delta_rule_replay_kernel(
     head = tl.program_id(1)
     row = tl.program_id(2)
     begin = tl.load(query_start_loc + row)
+    # no branch for padding: what is read behind one waits for the number of tokens
     tokens = tl.load(query_start_loc + row + 1) - begin
-    if tokens <= 0:
-        return
+    used = tokens > 0
     count = tl.load(num_accepted_tokens + row)
     group = tl.load(state_slots + row)
     context = tl.load(context_lens + row)
     first = tl.program_id(0) == 0
-    passes = row_passes(
-        record,
-        count,
-        group,
-        MOST_TOKENS,
-        groups,
-        row,
-        layer,
-        first & (head == 0),
-        GUARD,
-        COUNT_CODE,
-        SLOT_CODE,
-    )
+    passes = row_passes(used, count, group, MOST_TOKENS, groups, GUARD)
     # no count leads to a place that this step writes
-    applied = tl.where(passes, tl.minimum(tl.maximum(count, 0), MOST_TOKENS), 0)
+    applied = tl.where(passes & used, tl.minimum(tl.maximum(count, 0), MOST_TOKENS), 0)
 
     PLACES: tl.constexpr = 2 * MOST_TOKENS
     PLACE: tl.constexpr = KEY_HEADS * K + HEADS * V
@@ -103,7 +91,7 @@ def gated_delta_rule_replay_kernel(
     real_keys = keys < K
     real_columns = columns < V
     tile = head * (K * V) + keys[:, None] * V + columns[None, :]
-    real = (real_keys[:, None] & real_columns[None, :]) & passes
+    real = (real_keys[:, None] & real_columns[None, :]) & passes & used
     # without a guard this reads wherever the group points
     place = pool + group.to(tl.int64) * (HEADS * K * V) + tile
     state = tl.load(place, mask=real, other=0.0)
@@ -149,6 +137,19 @@ def gated_delta_rule_replay_kernel(
         state = state + key[:, None] * missing[None, :]
         result = tl.where(passes, result, 0.0).to(output.dtype.element_ty)
         tl.store(output + (token * HEADS + head) * V + columns, result, mask=real_columns)
+    report_row(
+        record,
+        passes,
+        first & (head == 0),
+        count,
+        group,
+        groups,
+        row,
+        layer,
+        GUARD,
+        COUNT_CODE,
+        SLOT_CODE,
+    )
 
 
 def gated_delta_rule_replay_from_gates_triton(

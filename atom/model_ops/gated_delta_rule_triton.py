@@ -18,7 +18,7 @@ from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.gated_delta_rule import check_update
 from atom.model_ops.gated_delta_rule_chunked import L2_EPS
 from atom.model_ops.guard import GuardCode
-from atom.model_ops.guard_triton import GUARD_NUMBER, row_passes
+from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
 
 #: value columns of a state tile, and warps of its program: in one warp no reduction has a barrier
 STATE_TILE = (32, 1)
@@ -147,55 +147,32 @@ def gated_delta_rule_update_kernel(
     head = tl.program_id(1)
     row = tl.program_id(2)
     begin = tl.load(query_start_loc + row)
+    # no branch for padding: what is read behind one waits for the number of tokens
     tokens = tl.load(query_start_loc + row + 1) - begin
-    if tokens <= 0:
-        return
+    used = tokens > 0
     count = tl.load(num_accepted_tokens + row)
+    group = tl.load(state_slots + row)
     entry = state_table + row * WIDTH
-    passes = tl.full((), 1, tl.int1)
-    if GUARD != 0:
-        group = tl.load(state_slots + row)
+    if GUARD == 0:
+        # this reads wherever the count points, as upstream does
+        slot = tl.load(entry + count - 1, mask=used, other=0)
+        worst = slot
+    else:
         places = tl.arange(0, WIDTH_BLOCK)
         entries = tl.load(entry + places, mask=places < WIDTH, other=0)
         lowest = tl.min(entries, 0)
         worst = tl.where(lowest < 0, lowest, tl.max(entries, 0))
-        reports = (tl.program_id(0) == 0) & (head == 0)
-        passes = row_passes(
-            record,
-            count,
-            group,
-            WIDTH,
-            pool_slots // WIDTH,
-            row,
-            layer,
-            reports,
-            GUARD,
-            COUNT_CODE,
-            SLOT_CODE,
-        )
-        passes = passes & row_passes(
-            record,
-            count,
-            worst,
-            WIDTH,
-            pool_slots,
-            row,
-            layer,
-            reports & passes,
-            GUARD,
-            COUNT_CODE,
-            SLOT_CODE,
-        )
+        slot = tl.sum(tl.where(places == count - 1, entries, 0), 0)
+    group_passes = row_passes(used, count, group, WIDTH, pool_slots // WIDTH, GUARD)
+    passes = group_passes & row_passes(used, count, worst, WIDTH, pool_slots, GUARD)
 
     keys = tl.arange(0, BLOCK_K)
     columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     real_keys = keys < K
     real_columns = columns < V
     tile = head * (K * V) + keys[:, None] * V + columns[None, :]
-    real = (real_keys[:, None] & real_columns[None, :]) & passes
-    # without a guard this reads wherever the count points, as upstream does
-    slot = tl.load(entry + count - 1, mask=passes, other=0).to(tl.int64)
-    state = tl.load(pool + slot * (HEADS * K * V) + tile, mask=real, other=0.0)
+    real = (real_keys[:, None] & real_columns[None, :]) & passes & used
+    state = tl.load(pool + slot.to(tl.int64) * (HEADS * K * V) + tile, mask=real, other=0.0)
 
     key_head = head // (HEADS // KEY_HEADS)
     if GATES_INSIDE:
@@ -222,6 +199,19 @@ def gated_delta_rule_update_kernel(
         tl.store(pool + written * (HEADS * K * V) + tile, state, mask=real)
         result = tl.where(passes, result, 0.0).to(output.dtype.element_ty)
         tl.store(output + (token * HEADS + head) * V + columns, result, mask=real_columns)
+    report_row(
+        record,
+        passes,
+        (tl.program_id(0) == 0) & (head == 0),
+        count,
+        tl.where(group_passes, worst, group),
+        tl.where(group_passes, pool_slots, pool_slots // WIDTH),
+        row,
+        layer,
+        GUARD,
+        COUNT_CODE,
+        SLOT_CODE,
+    )
 
 
 def packed(x: Tensor) -> tuple[Tensor, int]:

@@ -31,37 +31,53 @@ def report_fault(record, code, row, slot, value, layer):
 
 
 @triton.jit
-def row_passes(
+def is_slot(slot, slots):
+    """Whether a slot lies in the pool."""
+    return (slot >= 0) & (slot < slots)
+
+
+@triton.jit
+def row_passes(used, count, slot, highest_count, slots, GUARD: tl.constexpr):
+    """Whether a row may touch its state; a bad one is asserted under ``GUARD`` 1.
+
+    Scalars only, no branch, and nothing is read: the kernel has count and slot already. ``GUARD`` 0
+    always passes, and so does padding, which is not ``used``. An assert exists only in a kernel
+    that is compiled with ``debug=True`` or under ``TRITON_DEBUG=1``; elsewhere ``GUARD`` 1 is 0.
+    Under ``GUARD`` 2 the kernel calls :func:`report_row` once its own loads are on their way.
+    """
+    passes = tl.full((), 1, tl.int1)
+    if GUARD != 0:
+        good = is_slot(slot, slots) & (count >= 1) & (count <= highest_count)
+        if GUARD == 1:
+            tl.device_assert(good | (used == 0), "num_accepted_tokens or state slot out of range")
+        else:
+            passes = good | (used == 0)
+    return passes
+
+
+@triton.jit
+def report_row(
     record,
+    passes,
+    reports,
     count,
     slot,
-    highest_count,
     slots,
     row,
     layer,
-    reports,
     GUARD: tl.constexpr,
     COUNT_CODE: tl.constexpr,
     SLOT_CODE: tl.constexpr,
 ):
-    """Whether a row may touch its state; a bad one is reported (``GUARD`` 2) or asserted (1).
+    """Report a row that does not pass, under ``GUARD`` 2.
 
-    Scalars only. ``reports`` says whether this program speaks for its row. ``GUARD`` 0 always
-    passes. An assert exists only in a kernel that is compiled with ``debug=True`` or under
-    ``TRITON_DEBUG=1``; elsewhere ``GUARD`` 1 is 0.
+    Scalars only. ``reports`` says whether this program speaks for its row. To be called last: a
+    branch in front of loads holds them back in every row.
     """
-    passes = tl.full((), 1, tl.int1)
-    if GUARD != 0:
-        good_slot = (slot >= 0) & (slot < slots)
-        good_count = (count >= 1) & (count <= highest_count)
-        if GUARD == 1:
-            tl.device_assert(
-                good_slot & good_count, "num_accepted_tokens or state slot out of range"
-            )
-        else:
-            passes = good_slot & good_count
-            if reports & (passes == 0):
-                code = tl.where(good_slot, COUNT_CODE, SLOT_CODE)
-                value = tl.where(good_slot, count, slot)
-                report_fault(record, code, row, slot, value, layer)
-    return passes
+    # two conditions: the first is known when the kernel is compiled
+    if GUARD == 2:  # noqa: SIM102
+        if reports & (passes == 0):
+            good_slot = is_slot(slot, slots)
+            code = tl.where(good_slot, COUNT_CODE, SLOT_CODE)
+            value = tl.where(good_slot, count, slot)
+            report_fault(record, code, row, slot, value, layer)

@@ -47,6 +47,7 @@ def _update(
     constexprs: dict[str, Any] = {
         "WIDTH": width,
         "MOST_TOKENS": most_tokens,
+        "TOKENS": most_tokens,
         "HAS_BIAS": not packed,
         "SILU": True,
         "GUARD": guard,
