@@ -160,7 +160,7 @@ def look_around(kind: DeviceKind, index: int = 0) -> Surroundings:
     Sources by preference: NVML through ``pynvml``, ``nvidia-smi``; ``rocm-smi`` for HIP.
     """
     facts: dict[str, Any] = dict.fromkeys(FACTS)
-    if kind is DeviceKind.VIRTUAL:
+    if kind in (DeviceKind.VIRTUAL, DeviceKind.UNKNOWN):
         return Surroundings(facts, [])
     readers = (_from_rocm_smi,) if kind is DeviceKind.HIP else (_from_nvml, _from_nvidia_smi)
     for reader in readers:

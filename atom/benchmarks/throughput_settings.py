@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from atom.benchmarks.server_settings import ServerSettings
-from atom.config import CopyProtocol, DeviceChoice, GuardMode, Names, Settings
+from atom.config import CopyProtocol, DeviceChoice, GuardMode, Names
 from atom.errors import BadInput
 from atom.kv_transfer.pool_entry import PoolPolicy
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
@@ -187,7 +187,7 @@ class ThroughputSettings(ServerSettings):
         if not self.pool_gib and not self.no_offload:
             raise ValueError("no point is left: name a pool size, or set no_offload")
         if self.serves:
-            self._server_fits()
+            self.refuse_for_server(bool(self.special), len(self.pool_gib) + self.no_offload)
             return self
         longest = self.max_context_tokens
         blocks = self.num_kv_blocks
@@ -202,15 +202,6 @@ class ThroughputSettings(ServerSettings):
             # what an engine would refuse is refused here, before any point has started
             engine_settings(self, arm, self.concurrency[0], self._largest)
         return self
-
-    def _server_fits(self) -> None:
-        if self.special:
-            raise ValueError("special: those arms are of this package's engine, not of a server")
-        if self.base_url is not None and len(self.pool_gib) + self.no_offload != 1:
-            raise ValueError(
-                "pool_gib: a server that runs already has one pool; say which, e.g. "
-                "-p pool_gib '[96]' -p no_offload false, or -p pool_gib '[]' for none"
-            )
 
     @property
     def _largest(self) -> float | None:

@@ -43,6 +43,7 @@ class DeviceKind(StrEnum):
     CUDA = "cuda"
     HIP = "hip"
     VIRTUAL = "virtual"
+    UNKNOWN = "unknown"  #: a server's, which it alone knows
 
 
 @dataclass(frozen=True)

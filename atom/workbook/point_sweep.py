@@ -47,7 +47,10 @@ Measured = Generator[tuple[str, Mapping[str, Sequence[BaseModel]]], None, None]
 
 
 #: options of the command line that not every experiment has
-OPTIONS = ("processes", "trials", "gpus", "scheduler", "traces")
+OPTIONS = (
+    *("processes", "trials", "gpus", "scheduler", "traces"),
+    *("server_command", "base_url"),
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,9 @@ class PointSweep(ABC, Generic[S]):
         """
         for name in OPTIONS:
             if getattr(arguments, name) is not None and name not in self.takes:
-                raise BadInput(f"sweep {self.command} has no --{name}: {self.why_not}")
+                raise BadInput(
+                    f"sweep {self.command} has no --{name.replace('_', '-')}: {self.why_not}"
+                )
         given: dict[str, Any] = read_given(arguments.parameters, None)
         if arguments.device is not None:
             given["device"] = arguments.device

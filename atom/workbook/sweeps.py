@@ -238,6 +238,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Dask scheduler whose workers announce GPU=1 (throughput)",
     )
     parser.add_argument(
+        "--server-command",
+        metavar="TEMPLATE",
+        help="start an OpenAI-compatible server for each point, e.g. 'vllm serve NAME --port "
+        "{port} --cpu-offload-gb {pool_gib}'; also {concurrency}; -p server_label says what it is "
+        "(throughput)",
+    )
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="put the load on a server that runs already; -p server_label says what it is "
+        "(throughput)",
+    )
+    parser.add_argument(
         "-p",
         dest="parameters",
         nargs=2,
@@ -267,9 +280,10 @@ def settings_from(arguments: argparse.Namespace) -> RaceSettings:
     Raises:
         BadInput: unknown names, wrong values, or options that contradict ``--resume``.
     """
-    for name in ("gpus", "scheduler", "traces"):
+    for name in ("gpus", "scheduler", "traces", "server_command", "base_url"):
         if getattr(arguments, name) is not None:
-            raise BadInput(f"sweep race has no --{name}: its processes share one GPU in turn")
+            flag = name.replace("_", "-")
+            raise BadInput(f"sweep race has no --{flag}: its processes share one GPU in turn")
     given: dict[str, Any] = read_given(arguments.parameters, None)
     if arguments.device is not None:
         given["device"] = arguments.device

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from atom.benchmarks.server_template import ServerTemplate
 from atom.benchmarks.throughput_settings import ThroughputSettings
 from atom.device.interface import DeviceKind, DeviceProperties
 from atom.errors import BadInput, DeviceError
@@ -29,6 +30,37 @@ class Elsewhere:
     properties: DeviceProperties
 
 
+def server_properties(label: str) -> DeviceProperties:
+    """The device of a server on no accelerator of this host: nothing is known of it."""
+    return DeviceProperties(
+        name=label,
+        kind=DeviceKind.UNKNOWN,
+        evidence=Evidence.MEASURED,
+        machine="server",
+        memory_bytes=0,
+        hardware_queues=None,
+        queue_variable=None,
+        driver=None,
+        runtime="unknown",
+    )
+
+
+def refuse_no_server(settings: ThroughputSettings) -> None:
+    """Raise unless the settings say how to reach the server.
+
+    Raises:
+        BadInput: a resumed run needs the command or the address again, or this host has no such
+            program.
+    """
+    if settings.server_command is None and settings.base_url is None:
+        raise BadInput(
+            f"server_label {settings.server_label}: give --server-command or --base-url; no record "
+            "has them, so a resumed run needs them again"
+        )
+    if settings.server_command is not None and settings.scheduler is None:
+        ServerTemplate(settings.server_command).check_program()
+
+
 def worker_commit() -> str | None:
     """Commit of the code on the worker that this is called on."""
     return source_commit()[0]
@@ -46,7 +78,7 @@ def describe_workers(
     job = {
         "point_id": "describe",
         "describe": True,
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json") | settings.unrecorded(),
         "limit_seconds": _DESCRIBE_SECONDS,
     }
     addresses = gpu_workers(client)

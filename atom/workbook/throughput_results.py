@@ -36,6 +36,20 @@ _BY_CODE = {
 }
 
 
+#: fields of an engine of this package: a server's stay blank
+_OWN = (
+    "protocol",
+    "offload_policy",
+    "chunk_tokens",
+    "mtp",
+    "draft_tokens",
+    "forced_acceptance_length",
+    "guard",
+    "status_check",
+    "epoch_tag",
+)
+
+
 def tables_of(
     settings: ThroughputSettings, point: ThroughputPoint, end: Mapping[str, Any], limit: float
 ) -> dict[str, Sequence[BaseModel]]:
@@ -60,7 +74,7 @@ def tables_of(
             **told,
             "point_id": point.point_id,
             "arm": arm.name,
-            "system": "atom",
+            "system": settings.server_label or "atom",
             "repeat": point.repeat,
             "order": point.order,
             "concurrency": point.concurrency,
@@ -79,9 +93,10 @@ def tables_of(
             "outcome_detail": None if detail is None else redact(detail),
             "exit_code": end["exit_code"],
             "wall_seconds": round(end["wall_seconds"], 3),
-            "cold_start": "process",
+            "cold_start": told.get("cold_start", "process"),
             "gpu_index": _gpu(end.get("gpu")),
             "worker": end.get("worker", ""),
+            **(dict.fromkeys(_OWN) if settings.serves else {}),
         }
     )
     return {
@@ -124,6 +139,9 @@ def result_text(table: pd.DataFrame) -> str:
     ordered = table.sort_values(["arm", "concurrency", "pool_gib", "repeat"], kind="stable")
     for row in ordered.to_dict("records"):
         hits = _share(row["hit_tokens"], row["lookup_tokens"])
+        if hits is None:
+            # a server's own word
+            hits = row["cached_share"]
         pool = _share(row["pool_hit_tokens"], row["lookup_tokens"])
         lines.append(
             f"{row['point_id']:38} {row['outcome']:13} "

@@ -1,0 +1,163 @@
+"""One point of the throughput experiment on a server that is not ours, over HTTP.
+
+Method. The load is that of ``throughput_point``. A server that a command starts is started for the
+point, with the point's pool, and ended after it: it begins cold. One that runs already keeps its
+prefix cache from point to point, which alone can double a result: each point's prompts are salted,
+so that nothing of an earlier point can be found again. What it was started with is its owner's
+word.
+
+What the engine of this package counts stays blank; cached tokens are what the server reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from atom.benchmarks.load_client import HttpClient, LoadResult, run_load
+from atom.benchmarks.server_process import Server, ServerFailed
+from atom.benchmarks.server_template import ServerTemplate
+from atom.benchmarks.session_model import Traces
+from atom.benchmarks.throughput_point import (
+    Tell,
+    first_line,
+    load_fields,
+    load_settings,
+    read_sessions,
+    request_rows,
+)
+from atom.benchmarks.throughput_rows import Outcome
+from atom.benchmarks.throughput_settings import ThroughputPoint, ThroughputSettings
+
+_LOGGER = logging.getLogger(__name__)
+_WATCH_SECONDS = 0.5
+
+
+def run_server_point(
+    settings: ThroughputSettings,
+    point: ThroughputPoint,
+    tell: Tell,
+    *,
+    began: float | None = None,
+    log: Path | None = None,
+) -> Outcome:
+    """Run one point against a server, and tell all that becomes known of it.
+
+    Args:
+        settings: of the sweep; they name a server.
+        point: which.
+        tell: called with fields of the point's row as they are known; see ``run_point``.
+        began: when the point began, by ``time.time``; now by default.
+        log: where the output of a server goes that is started here; ``None`` forgets it.
+
+    Returns:
+        How it ended. Whatever fails is an outcome, not an exception.
+    """
+    began = time.time() if began is None else began
+    outcome, detail = Outcome.START_FAILED, None
+    with ExitStack() as stack:
+        try:
+            traces = read_sessions(settings)
+            server = None
+            if settings.server_command is not None:
+                if log is None:
+                    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="atom-server-"))
+                    log = Path(folder) / "log"
+                server = stack.enter_context(
+                    Server(
+                        ServerTemplate(settings.server_command),
+                        pool_gib=point.pool_gib,
+                        concurrency=point.concurrency,
+                        log=log,
+                    )
+                )
+                seconds = server.wait_until_ready(settings.server_start_seconds)
+                _LOGGER.info("the server answers after %.1f s", seconds)
+            tell(
+                {
+                    "setup_seconds": max(0.0, time.time() - began),
+                    "exposure_seconds": 0.0,
+                    "traces": len(traces.sessions),
+                    "traces_dropped": sum(traces.dropped.values()),
+                    "cold_start": "salt" if server is None else "process",
+                }
+            )
+            outcome, detail = asyncio.run(_serve(settings, point, server, traces, tell))
+        except ServerFailed as failure:
+            outcome, detail = failure.outcome, str(failure)
+        except Exception as error:
+            _LOGGER.exception("the point failed")
+            detail = f"{type(error).__name__}: {error}"
+    tell(
+        {
+            "outcome": outcome.value,
+            "outcome_detail": None if detail is None else first_line(detail),
+        }
+    )
+    return outcome
+
+
+async def _serve(
+    settings: ThroughputSettings,
+    point: ThroughputPoint,
+    server: Server | None,
+    traces: Traces,
+    tell: Tell,
+) -> tuple[Outcome, str | None]:
+    load = load_settings(settings, point)
+    url = settings.base_url
+    if server is None:
+        load = load.model_copy(update={"salt": secrets.token_hex(8)})
+    else:
+        url = server.base_url
+    assert url is not None
+    client = HttpClient(
+        url, settings.server_model, settings.api_key_env, vocab_size=settings.server_vocab_size
+    )
+    start = time.monotonic()
+    running = asyncio.create_task(run_load(client, traces.sessions, load))
+    exposure = 0.0
+    failure: ServerFailed | None = None
+    try:
+        while not running.done():
+            await asyncio.wait({running}, timeout=_WATCH_SECONDS)
+            if failure is not None:
+                continue
+            exposure = time.monotonic() - start
+            tell({"exposure_seconds": exposure})
+            try:
+                if server is not None:
+                    server.check()
+            except ServerFailed as found:
+                failure = found
+                # nobody serves the rest of the load; what it has measured is its result
+                running.cancel()
+        result = running.result()
+    finally:
+        await client.close()
+    tell(
+        {
+            "exposure_seconds": exposure,
+            **load_fields(result),
+            "requests_table": request_rows(result.rows),
+        }
+    )
+    if failure is not None:
+        return failure.outcome, str(failure)
+    return await asyncio.to_thread(_outcome, server, result)
+
+
+def _outcome(server: Server | None, result: LoadResult) -> tuple[Outcome, str | None]:
+    said = next((row.error for row in result.rows if row.error), None)
+    if server is not None:
+        outcome, detail = server.verdict()
+        if outcome is not Outcome.OK:
+            return outcome, detail
+    if not result.summary.requests or result.ended != "complete":
+        return Outcome.LOAD_FAILED, f"the load {result.ended}; first error: {said or 'none'}"
+    return Outcome.OK, said
