@@ -4,7 +4,7 @@ A folder collects one file a process. Each line is one finding as far as it was 
 at once, so that a killed worker loses none; the last line of a process that ends well says how
 much it saw. Children find the folder through the environment: a forked child has the watch already
 and only changes its file; any other Python child imports a ``sitecustomize`` that starts a watch as
-soon as the program imports torch.
+soon as the program imports torch. Children that do not are named, see ``unseen_children``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atom.lifetime.findings import Finding, Report, Suppression
+from atom.lifetime.unseen_children import watch_starts
 
 if TYPE_CHECKING:
     from atom.lifetime.sanitizer import Sanitizer
@@ -80,6 +81,8 @@ class Journal:
     def __init__(self, folder: str | Path, report: Report) -> None:
         self._folder = Path(folder)
         self._report = report
+        #: ends the look at children that are started
+        self.stop: Callable[[], None] = lambda: None
         self._begin()
 
     def _begin(self) -> None:
@@ -107,6 +110,12 @@ class Journal:
         report._by_key.clear()
         report.operations = 0
         self._begin()
+
+    def tell(self, text: str) -> None:
+        """Note what cannot be seen, and write it at once: the process may be replaced next."""
+        if text not in self._report.cannot_see:
+            self._report.note(text)
+            self._write({"notes": [text]})
 
     def end(self) -> None:
         """Write the counts and what could not be seen. Once."""
@@ -166,6 +175,7 @@ def follow_forks(watch: Sanitizer, folder: str | Path) -> Journal:
             journal.end()
 
     atexit.register(at_exit)
+    journal.stop = watch_starts(str(Path(folder) / "site"), journal.tell)
     return journal
 
 
@@ -206,8 +216,10 @@ def gather(folder: str | Path, report: Report, suppressions: Iterable[Suppressio
             process = line.get("start", process)
             if "finding" in line:
                 findings[line["number"]] = Finding.from_json(line["finding"])
+            notes += line.get("notes", [])
             if "operations" in line:
-                ended, operations, notes = True, line["operations"], line["cannot_see"]
+                ended, operations = True, line["operations"]
+                notes += line["cannot_see"]
         if process == own:
             continue
         if not ended:

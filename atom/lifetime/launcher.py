@@ -132,6 +132,7 @@ def run(options: argparse.Namespace) -> int:
         if folder is not None:
             children.gather(folder, watch.report)
         if journal is not None:
+            journal.stop()
             watch.report.on_change = None
     finally:
         if folder is not None and os.getpid() == owner:

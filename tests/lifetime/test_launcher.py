@@ -33,6 +33,11 @@ if __name__ == "__main__":
         work(name)
     elif how == "subprocess":
         subprocess.run([sys.executable, __file__, "here", name], check=True)
+    elif how == "isolated":
+        subprocess.run([sys.executable, "-I", "-c", f"print({name!r})"], check=True)
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-ES", "-c", "pass"])
+        os.wait()
     elif how == "killed":
         if os.fork() == 0:
             work(name)
@@ -104,6 +109,18 @@ def test_a_correct_program_ends_with_zero_and_is_a_module(program: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "0 findings" in done.stderr
     assert "4 device operations" in done.stderr
+
+
+def test_children_that_keep_the_watch_out_are_named(program: Path) -> None:
+    done = launch("--json", str(program), "isolated", "x")
+    assert done.returncode == 0, done.stderr
+    report = found(done)
+    named = sorted(text for text in report["cannot_see"] if text.startswith("the Python child"))
+    assert len(named) == 2
+    assert "with -I, which keeps the watch out" in named[0]
+    assert "with -E -S, which keeps the watch out" in named[1]
+    assert "program.py:15" in named[0]
+    assert "-I -c" in named[0]
 
 
 @pytest.mark.parametrize(("how", "what", "code"), [("exit", "7", 7), ("raise", "why", 3)])
