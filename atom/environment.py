@@ -33,6 +33,8 @@ GUARDED = frozenset(
     {"torch", "triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "numpy"}
 )
 
+#: extras for an environment of their own, which no pin knows
+APART = frozenset({"lmcache"})
 #: look for their templates and pages beside the running interpreter, so they must be in .venv
 BESIDE = ("jupyterlab", "nbconvert")
 
@@ -92,12 +94,13 @@ def pinned(text: str) -> dict[str, str]:
 
 
 def required(text: str) -> list[str]:
-    """Direct requirements of a ``pyproject.toml``, those of its extras included."""
+    """Direct requirements of a ``pyproject.toml``, those of its extras but :data:`APART` too."""
     import tomllib
 
     project = tomllib.loads(text)["project"]
-    extras = project.get("optional-dependencies", {}).values()
-    return [*project["dependencies"], *(line for extra in extras for line in extra)]
+    extras = project.get("optional-dependencies", {}).items()
+    more = [line for name, lines in extras if name not in APART for line in lines]
+    return [*project["dependencies"], *more]
 
 
 Seen = dict[str, tuple[str, list[str]]]

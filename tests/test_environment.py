@@ -17,6 +17,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from atom.environment import APART
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 #: not pinned: the installers, this package, and what a GPU build of torch brings along
@@ -65,9 +67,8 @@ def installed() -> dict[str, Version]:
 
 
 def requirements(project: dict[str, Any]) -> list[Requirement]:
-    # LMCache is never in the pinned environment: it wants other versions of what is in it
     extras = [
-        every for name, every in project["optional-dependencies"].items() if name != "lmcache"
+        every for name, every in project["optional-dependencies"].items() if name not in APART
     ]
     return [
         Requirement(text) for text in (*project["dependencies"], *(t for e in extras for t in e))
