@@ -31,6 +31,7 @@ from atom.config import Settings
 from atom.entrypoints.async_engine import AsyncEngine, EngineStopped
 from atom.errors import AtomError, BadInput
 from atom.model_engine.admission import RequestRefused
+from atom.model_engine.request_output import RequestOutput
 from atom.model_engine.sequence import SamplingParams
 
 __all__ = [
@@ -60,7 +61,10 @@ class LoadSettings(Settings):
     """Requests of each lane before the window starts."""
 
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of the order of the sessions."""
+    """Of the order of the sessions and of the places where lanes start."""
+
+    shuffle: bool = True
+    """Whether the sessions' order is drawn, or is that of the traces."""
 
     think_cap_seconds: float = Field(1.0, ge=0, le=86400)
     """Longest pause before a request."""
@@ -175,19 +179,23 @@ class EngineClient:
         try:
             while True:
                 output = await stream.next()
-                now = time.monotonic()
-                exchange.prompt_tokens = output.num_prompt_tokens or exchange.prompt_tokens
-                exchange.cached_tokens = max(output.num_cached_tokens, exchange.cached_tokens or 0)
-                if output.new_token_ids:
-                    exchange.first_token = exchange.first_token or now
-                    exchange.ended = now
-                    exchange.generated += len(output.new_token_ids)
+                note_output(exchange, output)
                 if output.finish_reason in ("error", "abort"):
                     raise LoadFailure(output.error or "the request was aborted in the engine")
                 if output.finished:
                     return
         finally:
             stream.abort()
+
+
+def note_output(exchange: Exchange, output: RequestOutput) -> None:
+    """Enter what an output of the engine brought, as of now."""
+    exchange.prompt_tokens = output.num_prompt_tokens or exchange.prompt_tokens
+    exchange.cached_tokens = max(output.num_cached_tokens, exchange.cached_tokens or 0)
+    if output.new_token_ids:
+        exchange.ended = time.monotonic()
+        exchange.first_token = exchange.first_token or exchange.ended
+        exchange.generated += len(output.new_token_ids)
 
 
 async def run_load(
@@ -293,8 +301,9 @@ class _Load:
         self._warm.set()
 
     def _endless(self, order: list[Session]) -> Iterator[tuple[str, str, Session]]:
-        """Sessions in a seeded order, over and over, each with its name and salt."""
-        self._random.shuffle(order)
+        """Sessions over and over, each with its name and salt."""
+        if self.settings.shuffle:
+            self._random.shuffle(order)
         for number in count():
             suffix = f"#{number + 1}" if number else ""
             for session in order:

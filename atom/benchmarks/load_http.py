@@ -10,8 +10,10 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atom.benchmarks.load_exchange import VOCAB_SIZE, Exchange, LoadFailure, LoadRefusal
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 #: a longer line of a stream is no event of a completion
 _LONGEST_LINE = 2**20
 _LONGEST_MESSAGE = 200
+#: what empties a prefix cache, of vLLM (in its development mode) and of SGLang
+_RESETS = ("reset_prefix_cache?reset_external=true", "flush_cache")
+_RESET_SECONDS = 60.0
 #: statuses whose message may quote the key
 _ABOUT_KEYS = (401, 403, 407)
 _CLEANED = (
@@ -33,6 +38,20 @@ _CLEANED = (
     (re.compile(r"\b[\w-]*[A-Za-z][\w-]*(?:\.[\w-]*[A-Za-z0-9][\w-]*)+(?::\d+)?"), "NAME"),
     (re.compile(r"\b(?=[\w*-]*\d)[\w*-]{16,}"), "..."),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """How a point on a server that keeps running began without what earlier points left there.
+
+    Attributes:
+        how: ``reset and salt``, or ``salt`` where the server has no endpoint for it.
+        salt: for the point's prompts. A reset may leave a tier behind the prefix cache as it is, so
+            they are salted in any case.
+    """
+
+    how: str
+    salt: str
 
 
 class HttpClient:
@@ -104,9 +123,30 @@ class HttpClient:
             # its text may name the host
             raise LoadFailure(f"the connection failed ({type(error).__name__})") from None
 
+    async def start_cold(self) -> ColdStart:
+        """Empty the server's prefix cache if it has an endpoint for that, and draw a salt.
+
+        Call it when the server has nothing to do: it does not empty what a request holds.
+        """
+        how = "reset and salt" if await self._reset() else "salt"
+        return ColdStart(how, secrets.token_hex(8))
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+    async def _reset(self) -> bool:
+        import httpx
+
+        for path in _RESETS:
+            try:
+                # beside /v1, not below it
+                answer = await self._http.post(f"../{path}", timeout=_RESET_SECONDS)
+            except httpx.HTTPError:
+                continue
+            if answer.status_code == 200:
+                return True
+        return False
 
     async def _send(self, exchange: Exchange) -> None:
         body = {

@@ -25,6 +25,7 @@ from serving import serve
 from atom.benchmarks.agentic_sessions import Session, Turn
 from atom.benchmarks.load_client import HttpClient, LoadResult, LoadSettings, run_load
 from atom.benchmarks.load_exchange import Exchange, LoadFailure, LoadRefusal
+from atom.benchmarks.load_http import ColdStart
 from atom.errors import BadInput
 
 _KEY = "sk-0123456789abcdef"
@@ -281,6 +282,46 @@ def test_no_bytes_raise_anything_but_a_failure(parts: list[bytes], status: int) 
         assert _END in parts or b"finish_reason" in b"".join(parts)
 
     asyncio.run(main())
+
+
+# -- points on a server that keeps running
+@pytest.mark.parametrize(
+    ("answers", "how"),
+    [
+        ({"/reset_prefix_cache?reset_external=true": 200}, "reset and salt"),
+        ({"/flush_cache": 200}, "reset and salt"),
+        ({"/flush_cache": 500}, "salt"),
+        ({}, "salt"),
+    ],
+)
+@pytest.mark.parametrize("base", ["http://server", "http://server/deep/v1"])
+def test_a_point_starts_cold_and_says_how(answers: dict[str, int], how: str, base: str) -> None:
+    deep = base.removeprefix("http://server").removesuffix("/v1")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.raw_path.decode().removeprefix(deep)
+        return httpx.Response(answers.get(path, 404) if request.method == "POST" else 405)
+
+    async def main() -> list[ColdStart]:
+        client = HttpClient(base, MODEL, transport=httpx.MockTransport(answer))
+        return [await client.start_cold(), await client.start_cold()]
+
+    one, two = asyncio.run(main())
+    assert one.how == two.how == how
+    assert one.salt != two.salt
+
+
+def test_our_own_server_and_one_that_is_gone_leave_the_salt() -> None:
+    async def main(url: str) -> str:
+        client = HttpClient(url, MODEL)
+        try:
+            return (await client.start_cold()).how
+        finally:
+            await client.close()
+
+    with serve() as running:
+        assert asyncio.run(main(running.url)) == "salt"
+    assert asyncio.run(main(running.url)) == "salt"
 
 
 # -- nothing that names anybody
