@@ -25,6 +25,7 @@ from atom.model_engine.engine_builder import load_engine
 from atom.model_engine.engine_settings import EngineSettings
 from atom.model_engine.llm_engine import LLMEngine
 from atom.model_engine.sequence import SamplingParams
+from atom.model_engine.tiered_blocks import TieredBlockManager
 
 SESSIONS = generate_sessions(12, 3, block_tokens=4, max_context_tokens=9000).sessions
 SERVING: dict[str, Any] = {
@@ -150,16 +151,14 @@ def test_bytes_are_conserved() -> None:
     engine = simulation.engine
     stats = engine.stats()
     manager = engine.scheduler.block_manager
+    assert isinstance(manager, TieredBlockManager)
     sizes = {EntryKind.KV: 64 * 4096, EntryKind.STATE: MIB}
     moved = 0.0
     for kind, name in ((EntryKind.KV, "chunks"), (EntryKind.STATE, "states")):
         held = stats[f"pool_{kind}_entries"]
         assert stats[f"pool_{kind}_bytes"] == held * sizes[kind]
         stored = stats[f"offload_stored_{name}"]
-        under_way: int = sum(
-            len(getattr(job, name))
-            for job in manager.offload.stores  # type: ignore[attr-defined]
-        )
+        under_way = sum(len(getattr(job, name)) for job in manager.offload.stores)
         assert stored + under_way == held + stats[f"pool_{kind}_evicted"]
         moved += (stored + under_way) * sizes[kind]
     assert row.stored_bytes == moved
