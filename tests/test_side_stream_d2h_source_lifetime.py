@@ -10,11 +10,13 @@ The same file runs on the virtual device (CI) and, marked ``gpu``, on an acceler
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from atom.benchmarks import source_lifetime
 from atom.benchmarks.lifetime_paths import (
     EXPOSURE,
     FILL,
@@ -33,6 +35,7 @@ from atom.benchmarks.source_lifetime import (
     run_lifetime,
     run_point,
 )
+from atom.benchmarks.source_lifetime_rows import LifetimeRow
 from atom.config import CopyProtocol, LifetimeSettings
 from atom.device import Device, open_device
 from atom.device.interface import Stream
@@ -41,6 +44,8 @@ from atom.errors import BadInput, DeviceError
 from atom.lifetime.explore import no_cycle_collection
 from atom.model_engine.output_transfer import TokenIDProcessor
 from atom.transfer.payload import Payload
+from atom.workbook.lifetime_runs import result_text
+from atom.workbook.tables import to_frame
 
 TRIALS = 50
 PARK_SECONDS = 0.01
@@ -49,9 +54,16 @@ POINTS = build_points(LifetimeSettings.parse({}))
 DEVICES = ["virtual", pytest.param("accelerator", marks=pytest.mark.gpu)]
 
 
+#: by device and point, for the table at the end
+ROWS: dict[str, dict[str, LifetimeRow]] = defaultdict(dict)
+
+
 @pytest.fixture(scope="module", params=DEVICES)
 def bench(request: pytest.FixtureRequest) -> Iterator[tuple[Device, Stream]]:
-    """A device and a stream that can be parked without parking the default stream."""
+    """A device and a stream that can be parked without parking the default stream.
+
+    Behind the last test the counts of all points are printed.
+    """
     device = open_device(request.param)
     try:
         stream = own_queue_stream(device, PARK_SECONDS)
@@ -59,33 +71,62 @@ def bench(request: pytest.FixtureRequest) -> Iterator[tuple[Device, Stream]]:
         pytest.skip(str(error))
     yield device, stream
     device.synchronize()
+    rows = list(ROWS[device.properties.name].values())
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if rows and capture is not None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n{device.properties.evidence}, {device.properties.name}:")
+            print(result_text(to_frame(rows, LifetimeRow)), flush=True)
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.point_id)
 def test_source_lifetime(bench: tuple[Device, Stream], point: Point) -> None:
     device, stream = bench
     row = run_point(device, stream, point, TRIALS, PARK_SECONDS)
+    ROWS[device.properties.name][point.point_id] = row
     zero_copy = point.protocol is CopyProtocol.ZERO_COPY
     if point.arm == CONTROL:
         assert row.stale == TRIALS, "the control has to race every time"
         if point.path != GRAPH_OUTPUT:
             assert row.tag_caught == TRIALS
-        if not zero_copy:
-            assert row.parked == TRIALS
         if not (zero_copy and point.path == LifetimePath.CLEAN):
             assert row.address_reused == TRIALS
         return
     assert row.stale == 0
     # a wait in the send, in clean() or before a replay leaves nothing parked and the block free
-    waits = point.protocol is CopyProtocol.BLOCKING or point.path in (
-        LifetimePath.CLEAN,
-        GRAPH_OUTPUT,
-    )
-    if not waits:
+    if point.stays_parked:
+        assert row.address_reused == 0
+        assert row.parked == TRIALS, "the GPU is too busy with other work to show anything"
+    elif zero_copy and point.path != LifetimePath.CLEAN:
+        assert row.parked == 0
         # a zero-copy ell that has landed is picked up before its slot serves the next step
-        picked_up = zero_copy and point.path == LifetimePath.ELL_SLOT
-        assert picked_up or row.address_reused == 0
-        assert row.parked == (0 if zero_copy else TRIALS)
+        assert row.address_reused == 0 or point.path == LifetimePath.ELL_SLOT
+
+
+def test_a_trial_whose_park_ended_early_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = VirtualDevice("MI355X")
+    stream = own_queue_stream(device)
+    honest, calls = source_lifetime._Trials.wait_default, [0]
+
+    def late(self: source_lifetime._Trials) -> bool:
+        # every third trial is held up until the copy has run
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            self.device.synchronize()
+        return honest(self)
+
+    monkeypatch.setattr(source_lifetime._Trials, "wait_default", late)
+    row = run_point(device, stream, Point("sampled_ids", CopyProtocol.HOLD, PROTECTED), 8, 0.01)
+    assert (row.trials, row.stale, row.parked) == (8, 0, 8)
+    assert calls[0] > 8 + source_lifetime._WARM_TRIALS
+    # a stale one counts, parked or not
+    row = run_point(device, stream, Point("sampled_ids", CopyProtocol.HOLD, CONTROL), 8, 0.01)
+    assert (row.trials, row.stale) == (8, 8)
+    assert row.parked < 8
+    # repetitions have an end
+    monkeypatch.setattr(source_lifetime._Trials, "wait_default", lambda self: False)
+    row = run_point(device, stream, Point("sampled_ids", CopyProtocol.HOLD, PROTECTED), 8, 0.01)
+    assert (row.trials, row.stale, row.parked) == (8, 0, 0)
 
 
 def test_every_path_has_both_arms_under_every_protocol() -> None:

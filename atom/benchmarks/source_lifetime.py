@@ -6,6 +6,10 @@ prefill's metadata in turn), waits for that write, and receives. With protection
 step's values; without it every trial has to be stale, or the trial shows nothing. The spin runs on
 a stream that does not share the default stream's hardware queue, which is found by trying.
 
+A trial in which the copy was not parked any more when the following write had run, and which was
+not stale, shows nothing either way: another process on the GPU, or a host that stood still. It is
+run again; so many repetitions as there are trials are allowed for. A stale trial always counts.
+
 Zero copy has no copy to park. Its source is a pinned slot: its control hands the slot to the
 following step at once, and for ``clean()`` parks the default stream.
 """
@@ -80,6 +84,20 @@ class Point:
     def point_id(self) -> str:
         """``<path>/<protocol>/<arm>``."""
         return f"{self.path}/{self.protocol.value}/{self.arm}"
+
+    @property
+    def stays_parked(self) -> bool:
+        """Whether the copy is still parked behind the following write, if all goes as planned.
+
+        Not under zero copy, which has no copy, nor where something waits for it first.
+        """
+        if self.protocol is CopyProtocol.ZERO_COPY:
+            return False
+        waits = self.protocol is CopyProtocol.BLOCKING or self.path in (
+            LifetimePath.CLEAN,
+            GRAPH_OUTPUT,
+        )
+        return self.arm == CONTROL or not waits
 
 
 def build_points(settings: LifetimeSettings) -> list[Point]:
@@ -305,12 +323,17 @@ def run_point(
         watching(device) as watch,
     ):
         runner = kind(device, stream, point, watch, park_seconds)
-        seen = []
-        for number in range(-_WARM_TRIALS, trials):
-            found = runner.trial(number % trials)
-            if number >= 0:
-                # a first allocation may synchronise the device: warm trials do not count
-                seen.append(found)
+        seen: list[TrialSeen] = []
+        for number in range(_WARM_TRIALS):
+            # a first allocation may synchronise the device: warm trials do not count
+            runner.trial(number % trials)
+        again = trials
+        while len(seen) < trials:
+            found = runner.trial(len(seen))
+            if again and point.stays_parked and not (found.parked or found.stale):
+                again -= 1
+                continue
+            seen.append(found)
     return LifetimeRow(
         point_id=point.point_id,
         path=point.path,
