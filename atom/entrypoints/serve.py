@@ -45,6 +45,7 @@ finish for --shutdown-seconds and ends the others with an error; a second one en
 
 exit codes: 0 ended by a signal, 2 bad input, 3 the device failed, 130 ended at once
 """
+_MOST_GIB = 8192
 #: options whose engine setting has another name
 _RENAMED = {"protocol": "copy_protocol", "gpu_memory_utilization": "memory_utilization"}
 _ENGINE_OPTIONS = (
@@ -62,6 +63,8 @@ _ENGINE_OPTIONS = (
      "verifying: outputs are wrong, times are right"),
     ("--gpu-memory-utilization", float, "SHARE", "share of the device's memory to fill"),
     ("--num-kv-blocks", int, "N", "KV blocks (default: what free memory holds)"),
+    ("--cpu-pool-gib", float, "GIB", "pinned host memory for prefixes that leave the device "
+     "(default: 0, none)"),
     ("--seed", int, "N", "of a preset's weights, and of requests that bring none"),
 )  # fmt: skip
 
@@ -129,6 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="patience with requests in flight when a signal comes (default: 30)",
     )
+    web.add_argument("--json", action="store_true", help="say `ready` as a line of JSON")
 
 
 def engine_values(options: argparse.Namespace) -> dict[str, Any]:
@@ -142,6 +146,10 @@ def engine_values(options: argparse.Namespace) -> dict[str, Any]:
         name = flag.removeprefix("--").replace("-", "_")
         if (value := getattr(options, name)) is not None:
             values[_RENAMED.get(name, name)] = value
+    if (gibibytes := values.pop("cpu_pool_gib", None)) is not None:
+        if not 0 <= gibibytes <= _MOST_GIB:
+            raise BadInput(f"--cpu-pool-gib {gibibytes:g}: expected 0 to {_MOST_GIB}")
+        values["cpu_pool_bytes"] = int(gibibytes * 2**30) or None
     for name, text in options.parameters:
         try:
             values[name] = yaml.safe_load(text)
@@ -310,6 +318,16 @@ def _serve(
             _warn("--protocol unpatched has the fault: statuses and tokens may be another step's")
         if settings.forced_acceptance_length is not None:
             _warn("acceptance is forced: outputs are not the model's")
+        if options.json:
+            said = {
+                "format": 1,
+                "url": f"{address}/v1",
+                "model": model.name,
+                "device": loaded.device_name,
+                "settings": settings.model_dump(mode="json"),
+            }
+            print(json.dumps(said), flush=True)
+            return
         print(
             f"ready: {address}/v1 serves {model.name} on {loaded.device_name} "
             f"({settings.copy_protocol.value}, guard {settings.guard.value}, "

@@ -326,7 +326,11 @@ def estimate_seconds(settings: ThroughputSettings, point: ThroughputPoint) -> fl
 
 def limit_seconds(settings: ThroughputSettings, point: ThroughputPoint) -> float:
     """After how long a point counts as hung."""
-    return settings.time_limit_seconds or estimate_seconds(settings, point) + _HANG_SECONDS
+    patience = _HANG_SECONDS
+    if settings.server_command is not None:
+        # weights of another server's may take long to load
+        patience += settings.server_start_seconds
+    return settings.time_limit_seconds or estimate_seconds(settings, point) + patience
 
 
 def _environments(settings: ThroughputSettings) -> list[Mapping[str, str]]:

