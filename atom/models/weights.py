@@ -100,13 +100,44 @@ def save_model(
 
 
 def write_checkpoint(
-    folder: str | Path, config: ModelConfig, tensors: Mapping[str, Tensor]
+    folder: str | Path,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    shard_bytes: int | None = None,
 ) -> None:
-    """Write a checkpoint from tensors under Hugging Face names."""
+    """Write a checkpoint from tensors under Hugging Face names.
+
+    Args:
+        folder: made if need be.
+        config: the model.
+        tensors: its tensors by name.
+        shard_bytes: most bytes of tensors a file; ``None`` writes one file.
+    """
     Path(folder).mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shard_bytes is not None and shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
     # transformers refuses a file that does not say which framework wrote it
-    save_file(dict(tensors), str(Path(folder) / _SINGLE), metadata={"format": "pt"})
+    metadata = {"format": "pt"}
+    if len(shards) == 1:
+        save_file(shards[0], str(Path(folder) / _SINGLE), metadata=metadata)
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, str(Path(folder) / file), metadata=metadata)
+        places |= dict.fromkeys(shard, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (Path(folder) / _INDEX).write_text(text, encoding="utf-8")
 
 
 def checkpoint_parts(model: Qwen3NextForCausalLM, mtp: Qwen3NextMTP | None) -> Parts:

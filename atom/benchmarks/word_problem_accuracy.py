@@ -1,0 +1,221 @@
+"""How many word problems a model solves in this workbook's engine, item by item.
+
+Prompts are what lm-eval's GSM8K task sends (5 solved examples as a chat, then the question), and
+answers are read as its two filters read them. The engine runs in this process, at temperature 0,
+with real verification of drafts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field
+
+from atom.benchmarks.word_problems import (
+    TEST_ITEMS,
+    Split,
+    WordProblem,
+    few_shot_messages,
+    word_problems,
+)
+from atom.config import Settings
+from atom.device.interface import Device
+from atom.entrypoints.tokenizer import open_tokenizer
+from atom.errors import BadInput
+from atom.model_engine.engine_builder import load_engine
+from atom.model_engine.engine_settings import EngineSettings
+from atom.model_engine.sequence import SamplingParams
+from atom.models.model_config import ModelConfig
+
+#: problems that the examples of all prompts are drawn from
+_EXAMPLES = 256
+#: hexadecimal digits kept of a hash
+_HASH_DIGITS = 16
+#: lm-eval's filters for GSM8K
+_STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
+_FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+#: what its metric leaves aside
+_IGNORED = (re.compile(","), re.compile(r"\$"), re.compile("(?s).*#### "), re.compile(r"\.$"))
+
+
+class AccuracySettings(Settings):
+    """What is asked."""
+
+    items: int = Field(TEST_ITEMS, ge=1, le=10**6)
+    """Problems of the test split."""
+
+    shots: int = Field(5, ge=0, le=32)
+    """Solved examples before each."""
+
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Of problems and examples."""
+
+    max_tokens: int = Field(12288, ge=1, le=2**20)
+    """Longest answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOutcome:
+    """One item's answer.
+
+    Attributes:
+        item: number of the test item.
+        steps: computed steps of its solution.
+        strict, flexible: whether it is right by each of lm-eval's filters.
+        output_tokens: tokens of the answer.
+        prompt_hash, answer_hash: the first 64 bits of SHA-256, in hexadecimal.
+    """
+
+    item: int
+    steps: int
+    strict: bool
+    flexible: bool
+    output_tokens: int
+    prompt_hash: str
+    answer_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Outcomes of an evaluation.
+
+    Attributes:
+        outcomes: of the items in order.
+        drafted_tokens, accepted_tokens: drafts verified, and those that held.
+        decode_steps: decode steps launched.
+        generated_tokens: tokens of all answers.
+        seconds: of generation.
+        answers: texts, in order of the items.
+    """
+
+    outcomes: tuple[ItemOutcome, ...]
+    drafted_tokens: int
+    accepted_tokens: int
+    decode_steps: int
+    generated_tokens: int
+    seconds: float
+    answers: tuple[str, ...] = field(repr=False)
+
+    @property
+    def strict(self) -> int:
+        """Items right by strict-match."""
+        return sum(outcome.strict for outcome in self.outcomes)
+
+    @property
+    def flexible(self) -> int:
+        """Items right by flexible-extract."""
+        return sum(outcome.flexible for outcome in self.outcomes)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted drafts of those verified; ``None`` without speculation."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+
+def prompts_of_test(
+    settings: AccuracySettings,
+) -> tuple[list[WordProblem], list[list[dict[str, str]]]]:
+    """The test items and their chats, each with examples of its own."""
+    asked = list(word_problems(settings.seed, settings.items, Split.TEST))
+    known = list(word_problems(settings.seed, _EXAMPLES, Split.TRAIN))
+    chats = []
+    for number, problem in enumerate(asked):
+        chooser = random.Random(f"examples {settings.seed} {number}")
+        chats.append(few_shot_messages(chooser.sample(known, settings.shots), problem))
+    return asked, chats
+
+
+def strict_match(answer: str) -> str:
+    """What lm-eval's strict-match finds in an answer."""
+    found = _STRICT.search(answer)
+    return found[1].strip() if found else "[invalid]"
+
+
+def flexible_extract(answer: str) -> str:
+    """What its flexible-extract finds: the last number."""
+    found = _FLEXIBLE.findall(answer)
+    return next((part.strip() for part in found[-1] if part), "[invalid]") if found else "[invalid]"
+
+
+def is_right(found: str, solution: str) -> bool:
+    """Whether its exact match takes what was found for a solution's."""
+
+    def bare(text: str) -> str:
+        for ignored in _IGNORED:
+            text = ignored.sub("", text)
+        return text.lower()
+
+    return bare(found) == bare(solution)
+
+
+def evaluate(
+    model: str | Path,
+    device: Device,
+    engine_settings: EngineSettings,
+    settings: AccuracySettings | None = None,
+) -> Accuracy:
+    """Ask a model all items at once; the engine batches as its settings say.
+
+    Args:
+        model: checkpoint folder with a tokenizer.
+        device: where it runs.
+        engine_settings: the engine; ``max_waiting`` must hold the items.
+        settings: what is asked.
+
+    Raises:
+        BadInput: a folder that cannot be used.
+        RequestRefused, RequestFailed: a prompt that does not fit, a request that failed.
+    """
+    settings = settings or AccuracySettings()
+    tokenizer = open_tokenizer(str(model), ModelConfig.from_pretrained(model).vocab_size)
+    asked, chats = prompts_of_test(settings)
+    prompts = [tokenizer.chat(chat, {}) for chat in chats]
+    engine = load_engine(model, engine_settings, device)
+    try:
+        room = engine_settings.max_model_len - max(map(len, prompts))
+        if room < 1:
+            raise BadInput(
+                f"max_model_len {engine_settings.max_model_len} leaves no room behind the longest "
+                f"prompt; raise it, or ask with fewer shots"
+            )
+        params = SamplingParams(temperature=0.0, max_tokens=min(settings.max_tokens, room))
+        began = time.monotonic()
+        outputs = engine.generate(prompts, params)
+        seconds = time.monotonic() - began
+        counters = engine.counters
+    finally:
+        engine.close()
+    answers = [tokenizer.decode(output) for output in outputs]
+    return Accuracy(
+        outcomes=tuple(
+            ItemOutcome(
+                item=number,
+                steps=len(problem.steps),
+                strict=is_right(strict_match(answer), problem.answer),
+                flexible=is_right(flexible_extract(answer), problem.answer),
+                output_tokens=len(output),
+                prompt_hash=_hash_of(prompt),
+                answer_hash=_hash_of(output),
+            )
+            for number, (problem, prompt, output, answer) in enumerate(
+                zip(asked, prompts, outputs, answers, strict=True)
+            )
+        ),
+        drafted_tokens=counters.drafted_tokens,
+        accepted_tokens=counters.accepted_tokens,
+        decode_steps=counters.decode_steps,
+        generated_tokens=counters.generated_tokens,
+        seconds=seconds,
+        answers=tuple(answers),
+    )
+
+
+def _hash_of(tokens: Sequence[int]) -> str:
+    text = ",".join(map(str, tokens))
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
