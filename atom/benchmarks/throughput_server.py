@@ -6,13 +6,15 @@ prefix cache from point to point, which alone can double a result: each point's 
 so that nothing of an earlier point can be found again. What it was started with is its owner's
 word.
 
-What the engine of this package counts stays blank; cached tokens are what the server reports.
+What the engine of this package counts stays blank; cached tokens are what the server reports. The
+record calls its figures measured: a server that simulates a device does not belong here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import tempfile
 import time
@@ -96,10 +98,18 @@ def run_server_point(
     tell(
         {
             "outcome": outcome.value,
-            "outcome_detail": None if detail is None else first_line(detail),
+            "outcome_detail": None
+            if detail is None
+            else first_line(_without_key(settings, detail)),
         }
     )
     return outcome
+
+
+def _without_key(settings: ThroughputSettings, text: str) -> str:
+    """A log may quote what a server was started with."""
+    key = os.environ.get(settings.api_key_env or "", "")
+    return text.replace(key, "...") if key else text
 
 
 async def _serve(

@@ -240,9 +240,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-command",
         metavar="TEMPLATE",
-        help="start an OpenAI-compatible server for each point, e.g. 'vllm serve NAME --port "
-        "{port} --cpu-offload-gb {pool_gib}'; also {concurrency}; -p server_label says what it is "
-        "(throughput)",
+        help="start an OpenAI-compatible server for each point, e.g. 'env "
+        "LMCACHE_MAX_LOCAL_CPU_SIZE={pool_gib} vllm serve NAME --port {port}'; also {concurrency}; "
+        "-p server_label says what it is (throughput)",
     )
     parser.add_argument(
         "--base-url",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -42,7 +43,7 @@ def serve(mode: str, log: Path, after: int = 0) -> Server:
 
 
 def ask(server: Server, timeout: float = 5.0) -> str:
-    body = b'{"prompt": [1, 2, 3], "max_tokens": 2}'
+    body = json.dumps({"prompt": list(range(20)), "max_tokens": 2}).encode()
     request = urllib.request.Request(f"{server.base_url}/v1/completions", data=body)
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         return str(answer.read().decode())
@@ -120,11 +121,14 @@ def test_one_without_health_is_asked_for_its_models(log: Path) -> None:
         assert server.verdict() == (Outcome.OK, None)
 
 
-def test_two_at_once_have_ports_of_their_own(tmp_path: Path) -> None:
-    with serve("ok", tmp_path / "a") as one, serve("ok", tmp_path / "b") as other:
+def test_two_at_once_have_a_port_and_a_pool_of_their_own(tmp_path: Path) -> None:
+    with serve("ok", tmp_path / "a", 9) as one, serve("ok", tmp_path / "b", 9) as other:
         one.wait_until_ready(20)
         other.wait_until_ready(20)
         assert one.port != other.port
+        assert '"cached_tokens": 0' in ask(one)
+        assert '"cached_tokens": 20' in ask(one)
+        assert '"cached_tokens": 0' in ask(other)
         one.end()
         # the other is not touched
         assert other.verdict() == (Outcome.OK, None)

@@ -105,6 +105,14 @@ def test_one_that_runs_already_gets_other_prompts_each_point(tmp_path: Path) -> 
             assert all(row["cached_tokens"] == 0 for row in firsts.values())
 
 
+def test_a_key_in_a_servers_log_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_KEY", "s3cret-words")
+    said = f"{sys.executable} -c 'print(\"bad key s3cret-words\")' {{port}} {{pool_gib}}"
+    told = run(settings(server_command=said, api_key_env="FAKE_KEY"))
+    assert told["outcome"] == Outcome.START_FAILED.value
+    assert told["outcome_detail"].endswith("code 0: bad key ...")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
