@@ -45,7 +45,8 @@ class TorchFront:
         self.layer = layer
         self.host = HostWatch(monitor, self._pinned_block)
         self.is_device = layer.is_device
-        self.plans: dict[Any, Plan | None] = {}
+        #: by the id of an operation: its own hash is slow; kept with it, so that ids stay unique
+        self.plans: dict[int, tuple[Any, Plan | None]] = {}
         #: accesses of the graph that is being captured
         self.captured: list[tuple[Block, int, int, bool, str, Any]] | None = None
         self._wrappers: dict[type, bool] = {}
@@ -84,13 +85,15 @@ class TorchFront:
             return
         self._busy = True
         try:
-            action(*arguments)
-            while self._waiting:
+            while True:
+                try:
+                    action(*arguments)
+                except RuntimeError as error:
+                    # a tensor without a storage of its own (sparse, functional)
+                    self.monitor.report.note(f"some work could not be read: {error}"[:200])
+                if not self._waiting:
+                    break
                 action, arguments = self._waiting.popleft()
-                action(*arguments)
-        except RuntimeError as error:
-            # a tensor without a storage of its own (sparse, functional)
-            self.monitor.report.note(f"some work could not be read: {error}"[:200])
         finally:
             self._busy = False
 

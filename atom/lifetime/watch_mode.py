@@ -36,9 +36,10 @@ class WatchMode(TorchDispatchMode):
             # a wrapper takes its operation apart; its parts come here
             return NotImplemented
         try:
-            plan = front.plans[func]
+            plan = front.plans[id(func)][1]
         except KeyError:
-            plan = front.plans[func] = plan_of(func)
+            plan = plan_of(func)
+            front.plans[id(func)] = (func, plan)
         if plan is None:
             front.monitor.report.note(f"operator {func} has no schema: its work is not seen")
             return func(*args, **kwargs)

@@ -502,3 +502,21 @@ def test_tensors_without_a_storage_do_not_stop_the_program(cuda: FakeCuda) -> No
         assert (sparse @ torch.ones(3, 1)).sum() == 3
         del source
     assert not report.findings
+
+
+def test_what_cannot_be_read_holds_up_nothing_behind_it() -> None:
+    watch = Sanitizer(layer=FakeCuda())
+    seen: list[int] = []
+
+    def fails() -> None:
+        raise RuntimeError("no storage")
+
+    def work() -> None:
+        # a tensor dies in the middle of our own work
+        watch.front.do(fails)
+        watch.front.do(seen.append, 1)
+        assert not seen
+
+    watch.front.do(work)
+    assert seen == [1]
+    assert watch.report.cannot_see == ["some work could not be read: no storage"]
