@@ -395,17 +395,17 @@ class ThroughputNotebookSettings(NotebookSettings):
         tuple[Annotated[int, Field(ge=1, le=64)], ...],
         Field(min_length=1),
         AfterValidator(_no_item_twice),
-    ] = (4, 8)
+    ] = (3, 6)
     """Live sessions of the simulated points."""
 
     pool_gib: Annotated[
         tuple[Annotated[float, Field(gt=0, le=64)], ...],
         Field(min_length=1),
         AfterValidator(_no_item_twice),
-    ] = (0.0005, 0.004)
+    ] = (0.0005, 0.003)
     """Host pools of the simulated points, in GiB."""
 
-    duration_seconds: float = Field(1.0, gt=0, le=3600)
+    duration_seconds: float = Field(0.8, gt=0, le=3600)
     """Profiling window of a simulated point."""
 
     seed: int = Field(42, ge=0, le=2**31 - 1)

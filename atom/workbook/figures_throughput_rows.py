@@ -100,7 +100,7 @@ def bounds_figure(found: Sequence[PointBounds], rate: CopyRate, evidence: Eviden
     x = np.geomspace(least, most, 20)
     roof.plot(x, rate.bytes_per_s / x, color=VERMILION, lw=1.6)
     roof.annotate(
-        f"host copy, {rate.bytes_per_s / 1e9:.1f} GB/s",
+        f"host copy, {rate.bytes_per_s / 1e9:.3g} GB/s",
         (x[12], rate.bytes_per_s / x[12]),
         xytext=(4, 4),
         textcoords="offset points",
@@ -235,8 +235,10 @@ def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidenc
         ],
         fontsize=8,
     )
-    axes.set_xscale("log")
-    axes.set_xlabel("microseconds from the step's last kernel to the landed status (log)")
+    # linear below a microsecond: under zero_copy a status may land at once
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xlim(left=-0.2)
+    axes.set_xlabel("microseconds from the step's last kernel to the landed status (log above 1)")
     axes.grid(axis="y", visible=False)
     handles = [
         Line2D([], [], ls="none", marker=marker, color=GREY, label=label)
@@ -278,7 +280,7 @@ def outcomes_figure(found: Sequence[ArmOutcomes], title: str) -> Figure:
                 axes.barh(-place, count, left=left, height=0.7, **look)
             left += count
         stale = "stale statuses not counted" if one.stale is None else f"{one.stale:,} stale"
-        _beside(axes, f"{stale}, {one.hours * 60:.1f} min under load", left, -place)
+        _beside(axes, f"{stale}, {one.time_text} under load", left, -place)
     axes.set_yticks([-float(place) for place in range(len(found))], [one.name for one in found])
     axes.set_xlabel("points")
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -14,6 +14,7 @@ from atom.config import (
     RaceMicrobenchmarkSettings,
     SourceLifetimeSettings,
     SummarySettings,
+    ThroughputNotebookSettings,
 )
 from atom.errors import BadInput
 
@@ -90,7 +91,14 @@ _SPECS = (
         key_figures=(0, 1),
     ),
     NotebookSpec("04_accuracy", "Accuracy", NotebookSettings, 45, planned=True),
-    NotebookSpec("05_throughput", "Throughput", NotebookSettings, 75, planned=True),
+    NotebookSpec(
+        "05_throughput",
+        "Throughput",
+        ThroughputNotebookSettings,
+        75,
+        also=("throughput", "race"),
+        key_figures=(7, 4),
+    ),
     NotebookSpec(
         "06_protocol_cost",
         "Protocol cost",

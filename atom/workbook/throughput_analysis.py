@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from atom.model_engine.engine_settings import StatusCheck
 from atom.workbook.records import Run
 from atom.workbook.throughput_points import (
     LoadPoint,
-    Ratio,
     Spread,
     pooled_spread,
     published_spread,
@@ -80,6 +80,41 @@ def _drafts(row: Row) -> str | None:
         return "no MTP"
     forced = row["forced_acceptance_length"]
     return f"MTP {row['draft_tokens']}, " + ("verified" if forced is None else f"forced {forced:g}")
+
+
+@dataclass(frozen=True)
+class LoadSet:
+    """Everything of one kind of evidence that a page shows.
+
+    Attributes:
+        kind: of evidence.
+        source: machine or profile, with date and run.
+        runs: where it comes from.
+        rows: all points.
+        main: those of the main grid.
+        points: the main grid's settings, over their repeats.
+        spread: how much repeats differ.
+    """
+
+    kind: Evidence
+    source: str
+    runs: tuple[Run, ...]
+    rows: list[Row]
+    main: list[Row]
+    points: list[LoadPoint]
+    spread: Spread
+
+    @property
+    def run_ids(self) -> list[str]:
+        """Identities of the runs."""
+        return [run.provenance.run_id for run in self.runs]
+
+
+def load_set(kind: Evidence, source: str, runs: Sequence[Run]) -> LoadSet:
+    """The rows of ``runs``, with what follows from them at once."""
+    rows = rows_of(runs)
+    main = main_rows(rows)
+    return LoadSet(kind, source, tuple(runs), rows, main, load_points(main, kind), spread_of(rows))
 
 
 def _plain(value: Any) -> Any:
@@ -211,8 +246,3 @@ def value_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def ratio_text(ratio: Ratio | None) -> str:
-    """``1.87 [1.69, 2.10]``, or a dash."""
-    return NOTHING if ratio is None else f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"

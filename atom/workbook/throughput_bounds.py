@@ -7,6 +7,7 @@ one that the point runs into first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,9 +54,14 @@ def measured_copy_rate(race: Run, seed: int = 42) -> CopyRate | None:
     return CopyRate(rate, text)
 
 
-def profile_copy_rate(name: str) -> CopyRate:
-    """Rate of a virtual device's copies to the host."""
-    return CopyRate(find_profile(name).d2h_bytes_per_second, f"a parameter of profile {name}")
+def profile_copy_rate(run: Run) -> CopyRate:
+    """Rate of the copies to the host of a simulated run's device."""
+    settings = run.provenance.settings
+    rate = find_profile(settings["device_profile"]).d2h_bytes_per_second
+    return CopyRate(
+        rate / float(settings.get("link_slowdown", 1.0)),
+        f"a parameter of profile {run.provenance.device}",
+    )
 
 
 @dataclass(frozen=True)
@@ -219,3 +225,8 @@ def size_text(nbytes: float) -> str:
                 else f"{nbytes / size:,.0f} {unit}"
             )
     return f"{nbytes:,.0f} B"
+
+
+def bound_counts(found: Sequence[PointBounds]) -> dict[str, int]:
+    """Points by what binds them, most first."""
+    return dict(Counter(one.bound for one in found).most_common())

@@ -25,11 +25,16 @@ from atom.workbook.throughput_analysis import (
     main_factors,
     main_rows,
     mean_of,
-    ratio_text,
     spread_of,
     value_text,
 )
-from atom.workbook.throughput_points import LoadPoint, Ratio, Spread, published_spread
+from atom.workbook.throughput_points import (
+    LoadPoint,
+    Ratio,
+    Spread,
+    published_spread,
+    ratio_text,
+)
 
 
 @dataclass(frozen=True)

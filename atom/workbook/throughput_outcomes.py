@@ -11,8 +11,17 @@ import numpy as np
 import pandas as pd
 
 from atom.benchmarks.throughput_rows import Outcome
+from atom.workbook.records import Run
 from atom.workbook.statistics import exact_interval, poisson_interval
-from atom.workbook.throughput_analysis import NOTHING, Row, shows_fault, value_text
+from atom.workbook.throughput_analysis import (
+    NOTHING,
+    Row,
+    failed_share,
+    is_ok,
+    shows_fault,
+    value_text,
+)
+from atom.workbook.throughput_bounds import size_text
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,12 @@ class ArmOutcomes:
     def points(self) -> int:
         """All of them."""
         return sum(self.ends.values())
+
+    @property
+    def time_text(self) -> str:
+        """Time under load in words."""
+        minutes = 60 * self.hours
+        return f"{minutes:.1f} min" if minutes >= 1 else f"{60 * minutes:.1f} s"
 
     @property
     def name(self) -> str:
@@ -74,8 +89,13 @@ def outcomes(rows: Sequence[Row]) -> list[ArmOutcomes]:
     return found
 
 
-def outcomes_table(found: Sequence[ArmOutcomes]) -> pd.DataFrame:
-    """A row an arm: how its points ended, and the exact intervals of its fault."""
+def outcomes_table(found: Sequence[ArmOutcomes], *, rates: bool) -> pd.DataFrame:
+    """A row an arm: how its points ended, and the exact intervals of its fault.
+
+    Args:
+        found: of :func:`outcomes`.
+        rates: also events an hour; an hour of a simulation is none.
+    """
     lines = []
     for one in found:
         low, high = exact_interval(one.faults, one.points)
@@ -86,12 +106,12 @@ def outcomes_table(found: Sequence[ArmOutcomes]) -> pd.DataFrame:
             "ended": ", ".join(f"{count} {end}" for end, count in one.ends.items()),
             "with a fault": f"{one.faults} of {one.points} [{low:.0%}, {high:.0%}]",
             "stale statuses": NOTHING if one.stale is None else f"{one.stale:,}",
-            "minutes under load": f"{one.hours * 60:.1f}",
-            "faulty points an hour": NOTHING,
+            "under load": one.time_text,
         }
-        if one.hours > 0:
-            rate = poisson_interval(one.faults, one.hours)
-            line["faulty points an hour"] = f"{rate[0]:.2g} to {rate[1]:.2g}"
+        if rates:
+            rate = poisson_interval(one.faults, one.hours) if one.hours > 0 else None
+            text = f"{rate[0]:.3g} to {rate[1]:.3g}" if rate else NOTHING
+            line["faulty points an hour"] = text
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -126,6 +146,141 @@ def latency_table(rows: Sequence[Row]) -> pd.DataFrame:
             ("host waited, p99 us", "status_wait_p99_us"),
         ):
             known = [row[column] for row in own if row[column] is not None]
-            line[name] = f"{np.median(known):,.0f}" if known else NOTHING
+            line[name] = _microseconds(float(np.median(known))) if known else NOTHING
         lines.append(line)
     return pd.DataFrame(lines)
+
+
+def _arm(row: Row) -> tuple[str, int | None]:
+    return str(row["protection"]), row["chunk_tokens"]
+
+
+def heavy_rows(rows: Sequence[Row]) -> list[Row]:
+    """Rows that timed statuses, at the settings where more than one arm with drafts did."""
+    arms: dict[tuple[int, float | None], set[tuple[str, int | None]]] = {}
+    timed = [row for row in rows if row["status_latency_p50_us"] is not None]
+    for row in timed:
+        arms.setdefault((row["concurrency"], row["pool_gib"]), set()).add(_arm(row))
+    return [row for row in timed if len(arms[row["concurrency"], row["pool_gib"]]) > 1]
+
+
+def latency_sentences(rows: Sequence[Row]) -> list[str]:
+    """What a pool does to the landing of a status under ``hold``, and other arms beside it."""
+    groups: dict[tuple[int, float | None], dict[tuple[str, int | None], list[Row]]] = {}
+    for row in rows:
+        if row["status_latency_p99_us"] is not None:
+            place = (row["concurrency"], row["pool_gib"])
+            groups.setdefault(place, {}).setdefault(_arm(row), []).append(row)
+    found = []
+    for (sessions, pool), arms in sorted(
+        groups.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)
+    ):
+        bare = groups.get((sessions, None), {}).get(("hold", None))
+        if pool is None or (len(arms) < 2 and bare is None):
+            continue
+        parts = [f"{arm[0]}, chunk {arm[1]}: {_latency(own)}" for arm, own in sorted(arms.items())]
+        if bare is not None:
+            parts.append(f"hold without offload: {_latency(bare)}")
+        found.append(
+            f"{sessions} sessions, {pool:g} GiB: a status lands after, p50 / p99 in us, "
+            f"{'; '.join(parts)}."
+        )
+    return found
+
+
+def _latency(rows: Sequence[Row]) -> str:
+    ends = [
+        float(np.median([row[f"status_latency_{name}_us"] for row in rows]))
+        for name in ("p50", "p99")
+    ]
+    return " / ".join(_microseconds(end) for end in ends)
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+
+
+def deaths(rows: Sequence[Row]) -> list[str]:
+    """Points that did not end well, in words."""
+    return [
+        f"{row['point_id']}: {row['outcome']}"
+        + (
+            ""
+            if row["exposure_seconds"] is None
+            else f" after {row['exposure_seconds']:.1f} s under load"
+        )
+        + (f"; {row['stale_statuses']:,} stale statuses" if row["stale_statuses"] else "")
+        + (f"; {row['outcome_detail']}" if row["outcome_detail"] else "")
+        + "."
+        for row in rows
+        if row["outcome"] != Outcome.OK
+    ]
+
+
+def hits_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row a point that ended well: prompt tokens by where they came from, and the pool's use."""
+    lines = []
+    for row in rows:
+        asked = row["lookup_tokens"]
+        if not is_ok(row) or not asked:
+            continue
+        pool = row["pool_hit_tokens"] or 0
+        lines.append(
+            {
+                "sessions": row["concurrency"],
+                "pool": value_text("pool_gib", row["pool_gib"]),
+                "prompt tokens": f"{asked:,}",
+                "device cache": f"{max(row['hit_tokens'] - pool, 0) / asked:.0%}",
+                "CPU pool": NOTHING if row["pool_gib"] is None else f"{pool / asked:.0%}",
+                "computed": f"{1 - row['hit_tokens'] / asked:.0%}",
+                "stored": _size(row["stored_bytes"]),
+                "loaded": _size(row["loaded_bytes"]),
+                "KV evicted": _count(row["kv_evicted"]),
+                "states evicted": _count(row["states_evicted"]),
+                "state loads failed": NOTHING
+                if failed_share(row) is None
+                else f"{failed_share(row):.1%}",
+                "preemptions": _count(row["preemptions"]),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def computed_sentences(rows: Sequence[Row]) -> list[str]:
+    """Share of the prompt tokens that had to be computed, by pool: a count, whatever the clock."""
+    shares: dict[int, dict[float | None, list[float]]] = {}
+    for row in rows:
+        if is_ok(row) and row["lookup_tokens"]:
+            share = 1 - row["hit_tokens"] / row["lookup_tokens"]
+            by_pool = shares.setdefault(row["concurrency"], {})
+            by_pool.setdefault(row["pool_gib"], []).append(share)
+    return [
+        f"{sessions} sessions: of the prompt tokens "
+        + ", ".join(
+            f"{np.mean(values):.0%} "
+            + ("without offload" if pool is None else f"with {pool:g} GiB")
+            for pool, values in sorted(by_pool.items(), key=lambda item: item[0] or 0.0)
+        )
+        + " are computed."
+        for sessions, by_pool in sorted(shares.items())
+    ]
+
+
+def _count(value: int | None) -> str:
+    return NOTHING if value is None else f"{value:,}"
+
+
+def _size(value: int | None) -> str:
+    return NOTHING if value is None else size_text(value)
+
+
+def causes_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Loads and stores that were not made, summed over all points: a row a cause."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for run in runs:
+        for row in run.tables["causes"].to_dict("records"):
+            counts[str(row["what"]), str(row["kind"]), str(row["cause"])] += int(row["count"])
+    return pd.DataFrame(
+        {"what": what, "kind": kind, "cause": cause, "times": f"{count:,}"}
+        for (what, kind, cause), count in sorted(counts.items())
+    )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from atom.evidence import Evidence
@@ -180,3 +181,31 @@ def published_points() -> list[LoadPoint]:
 
 def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
+
+
+def points_table(points: Sequence[LoadPoint]) -> pd.DataFrame:
+    """A row a point: what :func:`figures_throughput.load_figure` draws, as numbers."""
+    return pd.DataFrame(
+        {
+            "sessions": one.concurrency,
+            "pool": "no offload" if one.pool_gib is None else f"{one.pool_gib:g} GiB",
+            "runs": one.runs,
+            "tok/s": f"{one.throughput:,.0f}",
+            "over no offload": ratio_text(one.ratio),
+            "requests an hour": _number(one.requests_per_hour, ",.0f"),
+            "TTFT mean, s": _number(one.ttft_s, ".3g"),
+            "ITL p90, ms": _number(one.itl_p90_ms, ".3g"),
+            "from a cache": _number(one.cached_share, ".0%"),
+            "state loads failed": _number(one.failed_loads, ".1%"),
+        }
+        for one in points
+    )
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """``1.87 [1.69, 2.10]``, or a dash."""
+    return "–" if ratio is None else f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
