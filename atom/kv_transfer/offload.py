@@ -33,7 +33,6 @@ from atom.kv_transfer.pack_kernels import (
 )
 from atom.transfer.pinned_ring import PinnedRing, PinnedRingFull
 
-#: bytes of a staging block, about
 _PIECE_BYTES = 32 * 2**20
 
 
@@ -349,10 +348,12 @@ class Offload:
     ) -> Iterator[tuple[tuple[ChunkCopy, ...], tuple[StateCopy, ...]]]:
         """Whole chunks and states, as many as fit into a staging block, one at least."""
         group: list[ChunkCopy] = []
+        blocks = 0
         for chunk in chunks:
-            if group and self._size([*group, chunk], ()) > self._piece_bytes:
+            blocks += len(chunk.blocks)
+            if group and self._kv_region(blocks) > self._piece_bytes:
                 yield tuple(group), ()
-                group = []
+                group, blocks = [], len(chunk.blocks)
             group.append(chunk)
         rest = list(states)
         if group and (not rest or self._size(group, rest[:1]) > self._piece_bytes):
