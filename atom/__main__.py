@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from atom.errors import AtomError
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _ROOT = Path(__file__).resolve().parents[1]
+_PLACE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
 _EPILOG = """\
 examples
@@ -112,6 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader of our output went away (| head)
         sys.stderr.close()
         return 0
+    except OSError as error:
+        # a place that became full or was not looked at before; anything else is a defect
+        if error.errno not in _PLACE_ERRORS:
+            raise
+        print(f"error: {error.strerror}: {error.filename or 'while writing'}", file=sys.stderr)
+        return 2
 
 
 def build_parser(

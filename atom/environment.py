@@ -20,8 +20,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -248,9 +249,7 @@ def pip_install(venv: Path, arguments: Sequence[str], total: int) -> None:
     """
     environment = {name: v for name, v in os.environ.items() if name not in _FOREIGN_PIP}
     command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
-    began = last = time.monotonic()
     lines: list[str] = []
-    collected = 0
     with subprocess.Popen(
         [*command, "--progress-bar", "off", "--no-input", *arguments],
         stdout=subprocess.PIPE,
@@ -258,18 +257,44 @@ def pip_install(venv: Path, arguments: Sequence[str], total: int) -> None:
         text=True,
         env=environment,
     ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            collected += line.startswith(("Collecting ", "Requirement already satisfied: "))
-            now = time.monotonic()
-            if now - last >= _LINE_SECONDS and 0 < collected <= total:
-                last = now
-                left = (now - began) * (total - collected) / collected
-                text = f"{min(collected, total)} of {total} packages, about {left:.0f} s left"
-                _say(text if left >= 1 else "unpacking")
+        reader = threading.Thread(target=_keep, args=(process.stdout, lines))
+        reader.start()
+        progress = _PipProgress(venv, total)
+        while reader.is_alive():
+            reader.join(_LINE_SECONDS)
+            if reader.is_alive():
+                _say(progress.text(lines))
     if process.returncode:
         raise SetupError("pip failed:\n" + "\n".join(f"  {line}" for line in lines[-12:]))
+
+
+def _keep(stream: Iterable[str], lines: list[str]) -> None:
+    lines.extend(line.rstrip() for line in stream)
+
+
+class _PipProgress:
+    """How far pip is: it names each package that it collects, but unpacks them without a word."""
+
+    def __init__(self, venv: Path, total: int) -> None:
+        self._venv, self._total = venv, total
+        self._began = self._unpacks = time.time()
+
+    def text(self, lines: Sequence[str]) -> str:
+        """A line for people, from pip's lines so far."""
+        now = time.time()
+        if not any(line.startswith("Installing collected packages") for line in lines):
+            starts = ("Collecting ", "Requirement already satisfied: ")
+            done = sum(line.startswith(starts) for line in lines)
+            self._unpacks, since, verb = now, now - self._began, " collected"
+        else:
+            folders = self._venv.glob("lib/python3.*/site-packages/*.dist-info")
+            done = sum(folder.stat().st_mtime >= self._began for folder in folders)
+            since, verb = now - self._unpacks, " unpacked"
+        done = min(done, self._total)
+        if not done:
+            return f"0 of {self._total} packages{verb}"
+        left = since * (self._total - done) / done
+        return f"{done} of {self._total} packages{verb}, about {left:.0f} s left"
 
 
 def set_up(venv: Path, mode: str, torch_index: str = "") -> None:
@@ -296,13 +321,15 @@ def set_up(venv: Path, mode: str, torch_index: str = "") -> None:
             raise SetupError("TORCH_INDEX does not go with ENV=system: this machine's torch stays")
         added: set[str] = set()
         while wanted := missing_pins(survey(venv), roots, pins, added):
-            _say(f"installing {len(wanted)} missing packages into {venv.name}")
+            then = "" if added else "; what they need in turn comes next"
+            _say(f"installing {len(wanted)} missing packages into {venv.name}{then}")
             # without dependencies: each is looked at again before anything comes along; a version
             # outside .venv neither counts nor is touched
             pip_install(venv, ["--no-deps", "--force-reinstall", *wanted], len(wanted))
             added |= {text.split("==")[0] for text in wanted}
         seen = survey(venv)
-        kept = ", ".join(f"{name} {seen[name][0]}" for name in sorted(GUARDED & seen.keys()))
+        here = sorted((GUARDED & seen.keys()) - added)
+        kept = ", ".join(f"{name} {seen[name][0]}" for name in here)
         _say(f"kept from this machine: {kept}")
     install_finder(venv, ROOT)
     install_kernel(venv)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ def test_another_packages_wish_does_not_touch_numpy() -> None:
 def test_this_environment_is_complete() -> None:
     seen = environment.survey(Path(sys.prefix))
     assert not unmet(seen, required((_ROOT / "pyproject.toml").read_text()))
+
+
+def test_pip_is_watched_while_it_collects_and_while_it_unpacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    (packages / "pip-1.dist-info").mkdir(parents=True)
+    os.utime(packages / "pip-1.dist-info", (1, 1))
+    now = time.time()
+    monkeypatch.setattr(environment.time, "time", lambda: now)
+    progress = environment._PipProgress(tmp_path, 4)
+    now += 10
+    lines = ["Collecting a", "  Using cached a", "Collecting b"]
+    assert progress.text(lines) == "2 of 4 packages collected, about 10 s left"
+    lines.append("Installing collected packages: a, b, c, d")
+    assert progress.text(lines) == "0 of 4 packages unpacked"
+    now += 6
+    (packages / "a-1.dist-info").mkdir()
+    os.utime(packages / "a-1.dist-info", (now, now))
+    assert progress.text(lines) == "1 of 4 packages unpacked, about 18 s left"
 
 
 # -- a container: a venv with its own torch and another package `atom`, and no network

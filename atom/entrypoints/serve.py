@@ -10,10 +10,13 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atom.errors import BadInput
 from atom.models.config_checks import refuse_unrunnable
+
+if TYPE_CHECKING:
+    from atom.model_engine.engine_settings import EngineSettings
 
 # nothing heavy is imported here: a wrong option is answered at once
 
@@ -318,22 +321,8 @@ def _serve(
             _warn("--protocol unpatched has the fault: statuses and tokens may be another step's")
         if settings.forced_acceptance_length is not None:
             _warn("acceptance is forced: outputs are not the model's")
-        if options.json:
-            said = {
-                "format": 1,
-                "url": f"{address}/v1",
-                "model": model.name,
-                "device": loaded.device_name,
-                "settings": settings.model_dump(mode="json"),
-            }
-            print(json.dumps(said), flush=True)
-            return
-        print(
-            f"ready: {address}/v1 serves {model.name} on {loaded.device_name} "
-            f"({settings.copy_protocol.value}, guard {settings.guard.value}, "
-            f"{settings.draft_tokens} draft tokens)",
-            flush=True,
-        )
+        line = ready_line(f"{address}/v1", name, loaded.device_name, settings, options.json)
+        print(line, flush=True)
 
     # the engine's thread and the event loop share one interpreter: hand over more often
     sys.setswitchinterval(0.0005)
@@ -344,6 +333,33 @@ def _serve(
         # the engine's thread may be in a step still
         os._exit(130)
     return 0
+
+
+def ready_line(
+    url: str, name: str, device: str, settings: EngineSettings, as_json: bool = False
+) -> str:
+    """What a server says once, when it takes requests.
+
+    Args:
+        url: clients' base address.
+        name: of the model.
+        device: what it runs on.
+        settings: of the engine.
+        as_json: one line of JSON with all settings, for a script.
+    """
+    if as_json:
+        values = {
+            "format": 1,
+            "url": url,
+            "model": name,
+            "device": device,
+            "settings": settings.model_dump(mode="json"),
+        }
+        return json.dumps(values)
+    return (
+        f"ready: {url} serves {name} on {device} ({settings.copy_protocol.value}, guard "
+        f"{settings.guard.value}, {settings.draft_tokens} draft tokens)"
+    )
 
 
 def _url(listener: socket.socket) -> str:

@@ -95,8 +95,9 @@ def _build(folder: Path, profile: str, *, fresh: bool) -> Path:
     if fresh and site_is_complete(folder):
         return folder / "index.html"
     from atom.workbook.site import build_site
+    from atom.workbook.sweep_progress import TerminalProgress
 
-    return build_site(folder, profile)
+    return build_site(folder, profile, TerminalProgress(name="site", unit="pages"))
 
 
 def run_table(report: RunReport, folder: Path) -> str:

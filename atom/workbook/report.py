@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atom.errors import BadInput
+from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.parameters import resolve_target
 from atom.workbook.results import load_result
+from atom.workbook.sweep_progress import TerminalProgress
 
 if TYPE_CHECKING:
     from atom.workbook.report_check import Check
@@ -68,7 +70,9 @@ def _build(options: Namespace, root: Path) -> int:
         accepted = accept(target.profile, options.accept, options.reason, settled)
     else:
         accepted = []
-    index = _shown(build_site(target.folder, target.profile), root)
+    refuse_unwritable(target.folder, "report folder")
+    pages = TerminalProgress(name="site", unit="pages")
+    index = _shown(build_site(target.folder, target.profile, pages), root)
     if options.json:
         print(json.dumps({"format": 1, "accepted": accepted, "site": index}, indent=1))
         return 0
@@ -98,7 +102,7 @@ def _rebuild(options: Namespace, root: Path) -> int:
         if execution.message:
             print(f"\n{stem}: {execution.state}\n{execution.message}", file=sys.stderr)
     out = out.resolve()
-    index = build_site(out, plan.profile)
+    index = build_site(out, plan.profile, TerminalProgress(name="site", unit="pages"))
     tell(report.executions, out, plan.profile)
     if options.json:
         print(run_json(report, out, plan.profile, root))

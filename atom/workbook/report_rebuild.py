@@ -15,6 +15,7 @@ from typing import Any
 
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.notebooks import NOTEBOOKS, NotebookSpec, execution_order
 from atom.workbook.parameters import ReportTarget
 from atom.workbook.records import Run, load_run
@@ -159,6 +160,7 @@ def rebuild(plan: Plan, out: Path, root: Path) -> RunReport:
     Raises:
         BadInput: parameters that today's notebooks refuse.
     """
+    refuse_unwritable(out, "report folder")
     # "ci" stands for the virtual device; the name of the report does not depend on it
     target = ReportTarget(option="ci", profile=plan.profile, folder=out.resolve())
     parameters = {stem: dict(values) for stem, values in plan.parameters.items()}

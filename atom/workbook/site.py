@@ -26,6 +26,10 @@ from atom.workbook.site_ledger import (
     ledger_table,
     tally,
 )
+from atom.workbook.sweep_progress import NoProgress, SweepProgress
+
+#: on one core
+_PAGE_SECONDS = 1.2
 
 __all__ = ["Report", "build_site", "collect_settled", "load_report"]
 
@@ -67,12 +71,13 @@ def load_report(folder: Path, profile: str) -> Report:
     return Report(folder, profile, pages, results, load_executions(folder), rows)
 
 
-def build_site(folder: Path, profile: str) -> Path:
+def build_site(folder: Path, profile: str, progress: SweepProgress | None = None) -> Path:
     """Write ``index.html``, a page for each executed notebook, and ``README.md`` with its figures.
 
     Args:
         folder: report folder with executed notebooks and result files.
         profile: ``ci`` or a machine's slug; shown as the site's name.
+        progress: told of each page; ``None`` is silent.
 
     Returns:
         Path of ``index.html``.
@@ -83,8 +88,10 @@ def build_site(folder: Path, profile: str) -> Path:
     from atom.workbook.report_readme import write_readme
     from atom.workbook.site_notebook import first_section, notebook_body
 
+    progress = progress or NoProgress()
     report = load_report(folder, profile)
     section = None
+    progress.start(len(report.pages), len(report.pages) * _PAGE_SECONDS)
     for stem in report.pages:
         body, style = notebook_body(folder / f"{stem}.ipynb", report.executions.get(stem))
         section = first_section(body) if stem == _SUMMARY else section
@@ -92,6 +99,8 @@ def build_site(folder: Path, profile: str) -> Path:
         fold = '<button type="button" class="fold" aria-pressed="false" hidden></button>'
         page = _page(report, title, fold + body, stem, "notebook.js", style)
         write_atomically(folder / f"{stem}.html", page)
+        progress.advance(1)
+    progress.stop()
     index = folder / "index.html"
     body = _index_body(report, section)
     write_atomically(

@@ -197,3 +197,16 @@ def test_the_other_engines_start_command_still_names_this_one() -> None:
     )
     assert done.returncode == 2
     assert "python -m atom serve" in done.stderr
+
+
+def test_ready_is_a_line_for_people_or_for_scripts() -> None:
+    settings = EngineSettings.parse({"draft_tokens": 2})
+    url = "http://127.0.0.1:8000/v1"
+    line = serve.ready_line(url, "tiny", "a device", settings)
+    assert line == f"ready: {url} serves tiny on a device (hold, guard report, 2 draft tokens)"
+    line = serve.ready_line(url, "tiny", "a device", settings, as_json=True)
+    assert "\n" not in line
+    said = json.loads(line)
+    assert (said["url"], said["model"], said["device"]) == (url, "tiny", "a device")
+    assert said["settings"]["draft_tokens"] == 2
+    assert command_line.build_parser().parse_args([*_TINY, "--json"]).json
