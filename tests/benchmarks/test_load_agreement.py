@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,13 +36,15 @@ from atom.model_engine.sequence import SamplingParams
 
 #: sessions that fit the fake engine and the tiny model
 _SESSIONS = generate_sessions(
-    8, 3, block_tokens=16, max_context_tokens=900, first_input_median=1200, resumed_share=0.0,
-    growth_median=160, output_median=60, output_least=40, output_sigma=0.3, think_median=0.01,
+    8, 3, block_tokens=8, max_context_tokens=400, first_input_median=1000, resumed_share=0.0,
+    growth_median=160, output_median=40, output_least=80, output_sigma=0.3, think_median=0.01,
     away_share=0.0,
 ).sessions  # fmt: skip
-_SETTINGS = LoadSettings(concurrency=3, duration_seconds=1.5, think_cap_seconds=0.02, seed=4)
-#: what passes between the two ends of a connection on this machine, at its worst
-_TRANSPORT_SECONDS = 0.05
+_SETTINGS = LoadSettings(concurrency=2, duration_seconds=0.8, think_cap_seconds=0.02, seed=4)
+#: of any of them: 80 at the record's scale, and more
+_FEWEST_TOKENS = 10
+#: most that may pass between the two ends of a connection on this machine, for the middle request
+_TRANSPORT_SECONDS = 0.1
 
 
 class Letters(ByteTokenizer):
@@ -76,14 +79,13 @@ class Tapped:
 
         engine.submit = tapped  # type: ignore[method-assign]
 
-    def summary(self, result: LoadResult) -> LoadSummary:
+    def rows(self, result: LoadResult) -> list[RequestRow]:
         """The same requests as the client's, by what was seen at the engine."""
-        # a lane sends one request at a time, and each starts soon after it was sent
-        rows = sorted(result.rows, key=lambda row: row.started)
-        assert len(rows) == len(self.exchanges)
-        return summarise([self._as_seen(row) for row in rows], result.window)
+        assert len(result.rows) == len(self.exchanges)
+        return [self._as_seen(row) for row in result.rows]
 
     def _as_seen(self, row: RequestRow) -> RequestRow:
+        # a request starts at the engine after it was sent and before it is answered
         sizes = (row.prompt_tokens, row.output_tokens)
         until = row.first_token or row.started
         (one,) = (
@@ -103,6 +105,17 @@ class Tapped:
             first_token=one.first_token,
             ended=one.ended,
         )
+
+
+def delays(rows: Sequence[RequestRow], seen: Sequence[RequestRow]) -> list[float]:
+    """Seconds that each request, its first and its last token were on their way."""
+    found = []
+    for row, one in zip(rows, seen, strict=True):
+        assert row.first_token is not None
+        assert one.first_token is not None
+        found += [one.started - row.started, row.first_token - one.first_token]
+        found.append(row.ended - one.ended)
+    return found
 
 
 def over_http(url: str, sessions: Sequence[Session], vocab_size: int) -> LoadResult:
@@ -128,31 +141,48 @@ def in_process(engine: FakeEngine, sessions: Sequence[Session]) -> LoadResult:
     return asyncio.run(main())
 
 
-def assert_same(one: LoadSummary, other: LoadSummary, share: float) -> None:
-    """Throughputs and times between tokens within a share; first tokens plus the transport."""
+def assert_same(one: LoadSummary, other: LoadSummary, delay: float) -> None:
+    """Counts are equal, the throughput is within 1%, and times are, but for what transport takes.
+
+    Args:
+        one: by a client.
+        other: of the same requests, seen at the engine.
+        delay: longest time that anything was on its way.
+    """
     assert (one.requests, one.errors) == (other.requests, other.errors)
     assert one.tokens_per_request == other.tokens_per_request
     assert one.cached_share == other.cached_share
     for field in fields(LoadSummary):
-        wanted = getattr(other, field.name)
-        slack = _TRANSPORT_SECONDS if field.name.startswith("ttft") else 0.0
+        slack = 2 * delay if field.name.startswith("ttft") else 0.0
         if field.name.startswith("itl"):
-            # first and last token may be late by that much, over all tokens between them
-            slack = _TRANSPORT_SECONDS / 20
-        assert getattr(one, field.name) == pytest.approx(wanted, rel=share, abs=slack), field.name
+            slack = delay / (_FEWEST_TOKENS - 1)
+        if field.name in ("total_throughput", "output_throughput"):
+            # their span is from the first start to the last end
+            slack = getattr(other, field.name) * 2 * delay / one.window_seconds
+        wanted = pytest.approx(getattr(other, field.name), rel=0.01, abs=slack)
+        assert getattr(one, field.name) == wanted, field.name
 
 
 def test_on_a_real_model_the_client_sees_what_happens_at_the_engine() -> None:
-    tiny = load("preset:tiny", "virtual", {"max_num_seqs": 4, "num_kv_blocks": 512})
+    tiny = load(
+        "preset:tiny",
+        "virtual",
+        {"max_num_seqs": 2, "num_kv_blocks": 256, "state_checkpoint_tokens": 64},
+    )
     with serve(
         tiny.engine, tokenizer=Letters(512), vocab_size=512, logprobs=False, longest=4096
     ) as running:
         tapped = Tapped(running)
         result = over_http(running.url, _SESSIONS, 512)
     assert {row.outcome for row in result.rows} == {"ok"}
-    assert result.summary.requests >= 5
+    assert result.summary.requests >= 2
     assert result.summary.cached_share
-    assert_same(result.summary, tapped.summary(result), 0.01)
+    seen = tapped.rows(result)
+    late = delays(result.rows, seen)
+    # nothing arrives before it was sent, and little time passes in between
+    assert min(late) >= 0
+    assert statistics.median(late) < _TRANSPORT_SECONDS
+    assert_same(result.summary, summarise(seen, result.window), max(late))
 
 
 def test_the_two_clients_count_the_same_of_every_request() -> None:
@@ -175,7 +205,7 @@ def test_the_two_clients_count_the_same_of_every_request() -> None:
 
     left, right = counts(http), counts(direct)
     common = left.keys() & right.keys()
-    assert len(common) > 10
+    assert len(common) > 8
     # which request is the last of a lane's warm-up depends on nothing but the settings
     assert {key: left[key] for key in common} == {key: right[key] for key in common}
 
