@@ -35,11 +35,11 @@ SETTINGS = "data.json"
 _TASK = 2000
 _EPILOG = """\
 example
-  python -m atom.benchmarks.word_problem_tokens --out data/words --problems 200000
+  python -m atom.benchmarks.word_problem_tokens --out word_data --problems 200000
 
 makes 200,000 problems of the train split (about 30 million tokens) in a minute on two cores. Then
 
-  python -m atom.models.train --data data/words --out my_model --seconds 480
+  python -m atom.models.train --data word_data --out my_model --seconds 480
 """
 
 

@@ -18,16 +18,16 @@ from atom.errors import AtomError, BadInput
 
 _EPILOG = """\
 examples
-  python -m atom.benchmarks.word_problem_tokens --out data/words
-  python -m atom.models.train --data data/words --out my_model --size words8 --seconds 480
+  python -m atom.benchmarks.word_problem_tokens --out word_data
+  python -m atom.models.train --data word_data --out my_model --size words8 --seconds 480
 
 trains for 8 minutes on a GPU, with the learning rate falling to 0 by then. In several shorter runs:
 
-  python -m atom.models.train --data data/words --out my_model --seconds 120 --budget-seconds 480
+  python -m atom.models.train --data word_data --out my_model --seconds 120 --budget-seconds 480
 
 four times or more, until it says `done`. On a CPU, to see it work (minutes, and a bad model):
 
-  python -m atom.models.train --data data/words --out my_model --size words1 --device cpu \\
+  python -m atom.models.train --data word_data --out my_model --size words1 --device cpu \\
     -p rows 4 -p length 512 --seconds 120
 
 settings (-p NAME VALUE) and their defaults: {settings}
