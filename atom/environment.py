@@ -328,8 +328,12 @@ def set_up(venv: Path, mode: str, torch_index: str = "") -> None:
             pip_install(venv, ["--no-deps", "--force-reinstall", *wanted], len(wanted))
             added |= {text.split("==")[0] for text in wanted}
         seen = survey(venv)
-        here = sorted((GUARDED & seen.keys()) - added)
-        kept = ", ".join(f"{name} {seen[name][0]}" for name in here)
+        own = "lib/python3.*/site-packages/{}-*.dist-info"
+        kept = ", ".join(
+            f"{name} {seen[name][0]}"
+            for name in sorted(GUARDED & seen.keys())
+            if not any(venv.glob(own.format(name.replace("-", "_"))))
+        )
         _say(f"kept from this machine: {kept}")
     install_finder(venv, ROOT)
     install_kernel(venv)
