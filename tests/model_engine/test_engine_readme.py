@@ -57,10 +57,10 @@ def test_its_server_has_these_options() -> None:
 def test_its_defaults_are_those_of_the_settings() -> None:
     settings = EngineSettings()
     shown = dict(re.findall(r"^\| (`.+?) \| (.+?) \|", SECTION, re.M))
-    assert len(shown) == 7
+    assert len(shown) == 9
     for names, values in shown.items():
         for name, value in zip(names.split(", "), values.split(", "), strict=True):
             actual = getattr(settings, name.strip("`"))
-            words = {"on": True, "from free memory": None}
+            words = {"on": True, "from free memory": None, "none": None}
             plain = value.strip("`")
             assert str(actual) == str(words.get(plain, plain)), name
