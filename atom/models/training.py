@@ -66,6 +66,9 @@ class TrainingSettings(Settings):
     draft_weight: float = Field(0.2, ge=0, le=10)
     """Weight of each pass of the MTP layer, beside 1 of the model."""
 
+    draft_passes: int = Field(DRAFT_PASSES, ge=1, le=DRAFT_PASSES)
+    """Passes of the MTP layer that are learned: 1 learns to draft one token, as is common."""
+
     draft_places: int = Field(128, ge=1, le=2**16)
     """Places of a conversation that drafts go on from."""
 
@@ -197,6 +200,7 @@ class Trainer:
                 chosen,
                 question_weight=settings.question_weight,
                 draft_weight=settings.draft_weight,
+                passes=settings.draft_passes,
             )
         losses.total.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)

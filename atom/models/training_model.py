@@ -150,6 +150,7 @@ class TrainingModel(nn.Module):
         *,
         question_weight: float,
         draft_weight: float,
+        passes: int = DRAFT_PASSES,
     ) -> Losses:
         """Losses of a batch.
 
@@ -159,6 +160,7 @@ class TrainingModel(nn.Module):
             chosen: int64 ``[B, Q]``, positions below T that drafts go on from.
             question_weight: weight of a token that it need not write, beside 1 of one that it must.
             draft_weight: weight of each pass of the MTP layer.
+            passes: passes that are learned; the others are only watched.
         """
         tokens = ids.shape[1] - 1 - DRAFT_PASSES
         hidden = self.hidden(ids[:, :tokens])
@@ -191,7 +193,7 @@ class TrainingModel(nn.Module):
             )
         drafts = torch.stack([loss for loss, _ in found])
         return Losses(
-            total=model + draft_weight * drafts.sum(),
+            total=model + draft_weight * drafts[:passes].sum(),
             model=model.detach(),
             drafts=drafts.detach(),
             right=right,
