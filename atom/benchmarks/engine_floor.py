@@ -46,8 +46,7 @@ def decode_floor(
 
     Args:
         config: the model.
-        dtype: of weights, conv states, keys and values; recurrent states and the model's logits are
-            float32.
+        dtype: of weights, conv states, keys, values and logits; recurrent states are float32.
         batch: rows, each with ``1 + draft_tokens`` tokens.
         context: mean tokens in cache in front of a row.
         draft_tokens: drafts a step; each is a pass of the MTP layer and the output projection.
@@ -74,7 +73,7 @@ def decode_floor(
         Part("recurrent states", state, state * (1 if replays else queries)),
         Part("conv states", row * history, row * (history - 1 + queries)),
         Part("keys and values", cached, len(config.full_layers) * tokens * key),
-        Part("logits", tokens * vocabulary * 4, tokens * vocabulary * 4),
+        Part("logits", tokens * vocabulary * size, tokens * vocabulary * size),
     ]
     if replays:
         kept = (config.key_dim + config.value_dim) * size + 2 * config.linear_num_value_heads * 4

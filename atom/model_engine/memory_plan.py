@@ -79,7 +79,7 @@ def working_bytes(config: ModelConfig, settings: EngineSettings, dtype: torch.dt
     size = dtype.itemsize
     rows = settings.max_num_seqs * settings.query_tokens
     tokens = max(settings.max_num_batched_tokens, rows)
-    kept = rows * config.vocab_size * 4 + tokens * config.hidden_size * size
+    kept = (rows * config.vocab_size + tokens * config.hidden_size) * size
     attention = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     linear = 3 * config.conv_dim + 2 * config.value_dim
     layer = max(attention + config.hidden_size, linear, 3 * config.intermediate_size)

@@ -35,7 +35,7 @@ class StepBuffers:
         config: the model.
         settings: the engine.
         plan: sizes of the pools.
-        dtype: of KV, conv states and hidden states.
+        dtype: of KV, conv states, hidden states and logits.
 
     Attributes:
         metadata: int32 ``[4, M]``, inputs of decode steps.
@@ -46,7 +46,7 @@ class StepBuffers:
         temperature_top_p: float32 ``[2, M]``.
         top_k: int32 ``[M]``.
         seeds: int64 ``[M]``.
-        logits: float32 ``[M * (1 + k), vocabulary]``.
+        logits: ``[M * (1 + k), vocabulary]``.
         hidden: ``[tokens, H]``.
         num_bonus: int32 ``[M]``.
         next_token: int64 ``[M]``.
@@ -83,7 +83,7 @@ class StepBuffers:
         self.temperature_top_p = self._zeros((2, most), torch.float32)
         self.top_k = self._zeros((most,), torch.int32)
         self.seeds = self._zeros((most,), torch.int64)
-        self.logits = self._zeros((rows, config.vocab_size), torch.float32)
+        self.logits = self._zeros((rows, config.vocab_size), dtype)
         self.hidden = self._zeros((tokens, config.hidden_size), dtype)
         self.num_bonus = self._zeros((most,), torch.int32)
         self.next_token = self._zeros((most,), torch.int64)

@@ -21,9 +21,11 @@ from atom.model_ops.decode_inputs import (
     CONTEXT_LENS,
     QUERY_LENS,
     STATE_SLOTS,
+    StepDrafts,
     StepInputs,
     decode_inputs,
     prefill_inputs,
+    table_rows,
 )
 from atom.model_ops.guard import mapped_pool
 from atom.model_ops.replay_ring import ReplayRing
@@ -128,7 +130,11 @@ def forward(
         prefill_inputs(metadata, block_tables, tokens, model.block_size, out=inputs)
         input_ids = reads[2]
     else:
-        decode_inputs(metadata, block_tables, reads[2], tokens, model.block_size, out=inputs)
+        decode_inputs(
+            *(metadata, block_tables, reads[2], tokens, model.block_size),
+            out=inputs,
+            drafts=StepDrafts(*writes[len(writes) - _STEP_DRAFTS :]),
+        )
         input_ids = inputs.input_ids[:tokens]
     meta = _metadata(reads, inputs, rows, tokens, max_query_len, max_context_len, is_prefill)
     caches = _caches(pools, model.recurrent_states)
@@ -138,29 +144,7 @@ def forward(
         if wants_logits:
             if is_prefill:
                 hidden = hidden[(meta.query_start_loc[1:] - 1).long()]
-            # one pass from the model's dtype to float32
-            logits[: hidden.shape[0]].copy_(model.target.project(hidden))
-    if not is_prefill:
-        _step_drafts(metadata, reads[2], writes[len(writes) - _STEP_DRAFTS :])
-
-
-def _table_rows(groups: Tensor, token_table: Tensor) -> Tensor:
-    """The token table's row of each state group; its last one for padding and for no such group.
-
-    The state kernels' guard judges a bad group; here it must only not lead out of the table.
-    """
-    spare = token_table.shape[0] - 1
-    return torch.where((groups >= 0) & (groups < spare), groups, spare).long()
-
-
-def _step_drafts(metadata: Tensor, token_table: Tensor, outputs: Tensors) -> None:
-    drafts, num_drafts, positions, table_rows = outputs
-    rows = metadata.shape[1]
-    groups = _table_rows(metadata[STATE_SLOTS], token_table)
-    table_rows[:rows] = groups
-    drafts[:rows] = token_table[groups, 1:]
-    torch.sub(metadata[QUERY_LENS], 1, out=num_drafts[:rows])
-    positions[:rows] = metadata[CONTEXT_LENS] + 1
+            model.target.project(hidden, out=logits[: hidden.shape[0]])
 
 
 def sample(
@@ -185,13 +169,13 @@ def sample(
     ``[M]`` and next token int64 ``[M]``.
     """
     logits, metadata, starts, forced_bonus, numbers, top_k, seeds, record = reads[:8]
-    step_drafts, num_drafts, positions, table_rows = (tensor[:rows] for tensor in reads[8:])
+    step_drafts, num_drafts, positions, places = (tensor[:rows] for tensor in reads[8:])
     status, ids = writes[0], writes[1]
     token_table, num_bonus, next_token = writes[-3:]
     if is_prefill:
         starts = torch.arange(rows + 1, dtype=torch.int32, device=logits.device)
         num_drafts = torch.zeros(rows, dtype=torch.int32, device=logits.device)
-        table_rows = _table_rows(metadata[STATE_SLOTS, :rows], token_table).int()
+        places = table_rows(metadata[STATE_SLOTS, :rows], token_table).int()
         logits = logits[:rows]
         if not all_greedy:
             ends = metadata[CONTEXT_LENS, :rows] + metadata[QUERY_LENS, :rows]
@@ -216,7 +200,7 @@ def sample(
             status, ids, writes[2] if len(writes) > 5 else None, status_tag, ids_tag, logprobs_tag
         ),
         record,
-        table_rows,
+        places,
         token_table,
         num_bonus[:rows],
         next_token[:rows],
@@ -248,7 +232,7 @@ def draft(
     scratch, kv_cache = writes[3:8], writes[8]
     inputs = _inputs(scratch, rows)
     meta = _metadata(reads, inputs, rows, tokens, max_query_len, max_context_len, is_prefill)
-    place = _table_rows(reads[0][STATE_SLOTS, :rows], token_table)
+    place = table_rows(reads[0][STATE_SLOTS, :rows], token_table)
     num_bonus, next_token = num_bonus[:rows], next_token[:rows]
     # accepted drafts, then the token behind them: what the sampler put into its payload
     column = torch.arange(token_table.shape[1], device=hidden.device)

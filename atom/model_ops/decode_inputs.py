@@ -84,6 +84,31 @@ class StepInputs:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StepDrafts:
+    """Preallocated outputs for the sampler of a decode step; may have more rows than the batch.
+
+    Attributes:
+        ids: int64 ``[S, k]``, the drafts that the step verifies.
+        number: int32 ``[S]``, query length less 1.
+        positions: int64 ``[S]``, of the first verified token.
+        table_rows: int32 ``[S]``, row of the token table; its last one for padding and for a state
+            group that it has not. The state kernels' guard judges a bad group; here it must only
+            not lead out of the table.
+    """
+
+    ids: Tensor
+    number: Tensor
+    positions: Tensor
+    table_rows: Tensor
+
+
+def table_rows(groups: Tensor, token_table: Tensor) -> Tensor:
+    """``StepDrafts.table_rows`` of state groups, int64."""
+    spare = token_table.shape[0] - 1
+    return torch.where((groups >= 0) & (groups < spare), groups, spare).long()
+
+
 def decode_inputs(
     metadata: Tensor,
     block_tables: Tensor,
@@ -92,6 +117,7 @@ def decode_inputs(
     block_size: int,
     *,
     out: StepInputs,
+    drafts: StepDrafts | None = None,
 ) -> None:
     """Fill ``out`` for a decode batch.
 
@@ -109,15 +135,14 @@ def decode_inputs(
         num_tokens: ``T``, padding included.
         block_size: tokens of a KV block.
         out: written in place; its state table has ``1 + draft tokens`` columns.
+        drafts: written too, if given; then the last row of the token table is no group's.
     """
+    run = step_inputs_reference
     if metadata.is_cuda:
         from atom.model_ops import decode_inputs_triton
 
-        decode_inputs_triton.step_inputs(
-            metadata, block_tables, token_table, num_tokens, block_size, out=out
-        )
-    else:
-        step_inputs_reference(metadata, block_tables, token_table, num_tokens, block_size, out=out)
+        run = decode_inputs_triton.step_inputs
+    run(metadata, block_tables, token_table, num_tokens, block_size, out=out, drafts=drafts)
 
 
 def prefill_inputs(
@@ -150,6 +175,7 @@ def step_inputs_reference(
     block_size: int,
     *,
     out: StepInputs,
+    drafts: StepDrafts | None = None,
 ) -> None:
     """:func:`decode_inputs` in plain torch; :func:`prefill_inputs` without a token table."""
     contexts, lengths, groups, _ = metadata.long()
@@ -180,3 +206,10 @@ def step_inputs_reference(
         owned = used & (group >= 0) & (group < token_table.shape[0])
         ids = token_table[torch.where(owned, group, 0), torch.where(owned, index, 0)]
         out.input_ids[:num_tokens] = torch.where(owned, ids, 0)
+        if drafts is not None:
+            count = metadata.shape[1]
+            places = table_rows(groups, token_table)
+            drafts.table_rows[:count] = places
+            drafts.ids[:count] = token_table[places, 1:]
+            drafts.number[:count] = metadata[QUERY_LENS] - 1
+            drafts.positions[:count] = contexts + 1

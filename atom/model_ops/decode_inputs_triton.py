@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from atom.model_ops.decode_inputs import StepInputs
+from atom.model_ops.decode_inputs import StepDrafts, StepInputs
 
 
 @triton.jit
@@ -20,6 +20,10 @@ def step_inputs_kernel(
     slot_mapping,
     input_ids,
     state_table,
+    draft_ids,
+    num_drafts,
+    draft_positions,
+    table_rows,
     metadata_row,
     table_row,
     table_blocks,
@@ -32,11 +36,12 @@ def step_inputs_kernel(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_IDS: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
     listed = row < rows
-    lengths = tl.load(metadata + metadata_row + row, mask=listed, other=0)
-    lengths = tl.maximum(lengths, 0)
+    given = tl.load(metadata + metadata_row + row, mask=listed, other=0)
+    lengths = tl.maximum(given, 0)
     if HAS_IDS:
         lengths = tl.minimum(lengths, COLUMNS)
     ends = tl.minimum(tl.cumsum(lengths, 0), num_tokens)
@@ -50,6 +55,18 @@ def step_inputs_kernel(
         states = tl.where(group[:, None] >= 0, states, -1)
         place = state_table + row[:, None] * COLUMNS + column[None, :]
         tl.store(place, states, mask=listed[:, None] & (column < COLUMNS)[None, :])
+        if HAS_DRAFTS:
+            # the table's last row is for padding, and for a group that it has not
+            held = tl.where((group >= 0) & (group < groups - 1), group, groups - 1)
+            tl.store(table_rows + row, held, mask=listed)
+            tl.store(num_drafts + row, given - 1, mask=listed)
+            context = tl.load(metadata + row, mask=listed, other=0)
+            tl.store(draft_positions + row, context.to(tl.int64) + 1, mask=listed)
+            drafts = listed[:, None] & (column < COLUMNS - 1)[None, :]
+            place = token_table + held[:, None].to(tl.int64) * COLUMNS + column[None, :] + 1
+            ids = tl.load(place, mask=drafts, other=0)
+            place = draft_ids + row[:, None] * (COLUMNS - 1) + column[None, :]
+            tl.store(place, ids, mask=drafts)
 
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     written = token < num_tokens
@@ -85,6 +102,7 @@ def step_inputs(
     block_size: int,
     *,
     out: StepInputs,
+    drafts: StepDrafts | None = None,
 ) -> None:
     """:func:`~atom.model_ops.decode_inputs.decode_inputs` or ``prefill_inputs`` on a GPU."""
     rows = metadata.shape[1]
@@ -101,6 +119,10 @@ def step_inputs(
         out.slot_mapping,
         out.input_ids,
         out.state_table,
+        *(drafts.ids, drafts.number, drafts.positions, drafts.table_rows)
+        if drafts is not None
+        # absent tensors are never written
+        else (out.input_ids, out.state_table, out.positions, out.state_table),
         metadata.stride(0),
         block_tables.stride(0),
         block_tables.shape[1],
@@ -113,5 +135,6 @@ def step_inputs(
         ROWS=wide_rows,
         TOKENS=tokens,
         HAS_IDS=token_table is not None,
+        HAS_DRAFTS=drafts is not None,
         num_warps=4,
     )

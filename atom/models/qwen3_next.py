@@ -141,9 +141,9 @@ class Qwen3NextForCausalLM(nn.Module):
         assert residual is not None
         return add_rms_norm(output, residual, self.norm, self.config.rms_norm_eps)[0]
 
-    def project(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[N, H]`` behind the final norm to logits ``[N, vocabulary]`` in the model's dtype."""
-        return functional.linear(hidden, self.lm_head)
+        return torch.mm(hidden, self.lm_head.t(), out=out)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """``[N, H]`` behind the final norm to float32 ``[N, vocabulary]``."""

@@ -166,6 +166,7 @@ def verify_reference(
     if logits.shape[0] == 0:
         _write_empty(verdict)
         return
+    logits = logits.float()
     rows = _rows(logits, query_start_loc, num_drafts, drafts)
     if sampling is None:
         sampling = greedy(requests, device=logits.device)
@@ -217,7 +218,8 @@ def verify(
     """Judge a step's drafts; everything goes into ``verdict``. No host wait, capturable.
 
     Args:
-        logits: float32 ``[N, vocabulary]``; rows at ``query_start_loc[S]`` and behind are padding.
+        logits: ``[N, vocabulary]``, any floating dtype, computed with in float32; rows at
+            ``query_start_loc[S]`` and behind are padding.
         query_start_loc: int32 ``[S + 1]``, where each request's rows begin. A request may have no
             rows (padding, or a prompt that is not finished): it gets zeros and -1.
         draft_ids: int64 ``[S, k]``; only the first ``num_drafts`` of a row are read.

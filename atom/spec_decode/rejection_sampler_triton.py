@@ -78,7 +78,7 @@ def _judge(
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         total = tl.sum(share * tl.exp(highest - safe[:, None]), axis=1)
         spot = (first + column).to(tl.int64) * stride + ids
-        found = tl.load(logits + spot, mask=emitted, other=0.0)
+        found = tl.load(logits + spot, mask=emitted, other=0.0).to(tl.float32)
         logprob = tl.where(emitted, found - (safe + tl.log(total)), 0.0)
     ids = tl.where(emitted, ids, -1)
     last = tl.max(tl.where(emitted & (column == bonus), ids, -1), axis=0)

@@ -43,7 +43,7 @@ def _from_key(key):
 
 @triton.jit
 def _load_usable(row, offsets, vocabulary):
-    value = tl.load(row + offsets, mask=offsets < vocabulary, other=float("-inf"))
+    value = tl.load(row + offsets, mask=offsets < vocabulary, other=float("-inf")).to(tl.float32)
     # what is not a number is never drawn
     return tl.where(value == value, value, float("-inf"))
 
@@ -265,10 +265,10 @@ def row_part_kernel(
             o1 = o0 + _LANES
             o2 = o1 + _LANES
             o3 = o2 + _LANES
-            x0 = tl.load(base + o0, mask=o0 < vocabulary, other=float("-inf"))
-            x1 = tl.load(base + o1, mask=o1 < vocabulary, other=float("-inf"))
-            x2 = tl.load(base + o2, mask=o2 < vocabulary, other=float("-inf"))
-            x3 = tl.load(base + o3, mask=o3 < vocabulary, other=float("-inf"))
+            x0 = tl.load(base + o0, mask=o0 < vocabulary, other=float("-inf")).to(tl.float32)
+            x1 = tl.load(base + o1, mask=o1 < vocabulary, other=float("-inf")).to(tl.float32)
+            x2 = tl.load(base + o2, mask=o2 < vocabulary, other=float("-inf")).to(tl.float32)
+            x3 = tl.load(base + o3, mask=o3 < vocabulary, other=float("-inf")).to(tl.float32)
             if LOGPROBS:
                 new = tl.maximum(tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3)), highest)
                 # both are minus infinity behind the vocabulary's end

@@ -311,7 +311,7 @@ def test_the_floor_counts_weights_and_states_as_the_model_has_them(drafts: int) 
     assert recurrent.read + conv.read == one
     assert recurrent.written == (1 + drafts) * recurrent.read
     assert parts["keys and values"].read == 32 * 100 * 4 * 2 * 2 * 256 * 2
-    assert parts["logits"].written == tokens * config.vocab_size * 4
+    assert parts["logits"].written == tokens * config.vocab_size * 2
     mtp = {name for name in parts if name.startswith("MTP")}
     assert bool(mtp) == bool(drafts)
     if drafts:

@@ -139,10 +139,12 @@ CASES = [
             "step_inputs_kernel",
             dict.fromkeys(("metadata", "block_tables", "query_start_loc", "state_table"), "*i32")
             | dict.fromkeys(("token_table", "positions", "slot_mapping", "input_ids"), "*i64")
+            | {"draft_ids": "*i64", "num_drafts": "*i32", "draft_positions": "*i64"}
+            | {"table_rows": "*i32"}
             | dict.fromkeys(("metadata_row", "table_row", "table_blocks", "groups"), "i32")
             | {"rows": "i32", "num_tokens": "i32"},
             {"BLOCK_SIZE": 16, "COLUMNS": 4, "WIDE_COLUMNS": 4, "ROWS": 256}
-            | {"TOKENS": 64, "HAS_IDS": ids},
+            | {"TOKENS": 64, "HAS_IDS": ids, "HAS_DRAFTS": ids},
         )
         for ids in (False, True)
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from compile_case import CompileCase
 
-_VOCABULARY = {"logits": "*fp32", "stride": "i32", "vocabulary": "i32"}
+_VOCABULARY = {"logits": "*bf16", "stride": "i32", "vocabulary": "i32"}
 _SETTINGS = {"temperature": "*fp32", "seed": "*i64", "positions": "*i64"}
 _PAYLOADS = {
     "status_raw": "*u8",
@@ -20,7 +20,7 @@ _PAYLOADS = {
     "logprobs_tag": "i64",
 }
 _JUDGED = {
-    "logits": "*fp32",
+    "logits": "*bf16",
     "query_start_loc": "*i32",
     "draft_ids": "*i64",
     "num_drafts": "*i32",

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.model_ops.decode_inputs import (
+    StepDrafts,
     StepInputs,
     decode_inputs,
     prefill_inputs,
@@ -162,8 +163,55 @@ def test_the_batch_is_made_of_views() -> None:
     assert meta.num_accepted_tokens.tolist() == [4, 1]
 
 
+def drafts_of(step: Step, device: str = "cpu") -> dict[str, list[int] | list[list[int]]]:
+    """What a decode step leaves for the sampler, from a table whose last row is no group's."""
+    metadata, tables, ids = step.tensors(device)
+    spare = torch.full((1, step.columns), -5, device=device)
+    rows = len(step.lengths)
+    drafts = StepDrafts(
+        torch.full((rows + 1, step.columns - 1), -77, device=device),
+        *(torch.full((rows + 1,), -77, device=device, dtype=kind) for kind in _KINDS),
+    )
+    decode_inputs(
+        *(metadata, tables, torch.cat([ids, spare]), step.num_tokens, step.block_size),
+        out=step.outputs(device),
+        drafts=drafts,
+    )
+    return {name: getattr(drafts, name).tolist() for name in StepDrafts.__slots__}
+
+
+_KINDS = (torch.int32, torch.int64, torch.int32)
+
+
+def plain_drafts(step: Step) -> dict[str, list[int] | list[list[int]]]:
+    """As :func:`drafts_of`, row by row."""
+    spare, k = len(step.ids), step.columns - 1
+    known = [group if 0 <= group < spare else spare for group in step.groups]
+    table = [*step.ids, [-5] * step.columns]
+    return {
+        "ids": [*(table[row][1:] for row in known), [-77] * k],
+        "number": [*(length - 1 for length in step.lengths), -77],
+        "positions": [*(context + 1 for context in step.contexts), -77],
+        "table_rows": [*known, -77],
+    }
+
+
+@given(steps(longest=6), st.integers(-3, 20))
+@settings(max_examples=60)
+def test_a_decode_leaves_its_drafts_for_the_sampler(step: Step, group: int) -> None:
+    # one that the table may not have
+    step.groups[0] = group
+    assert drafts_of(step) == plain_drafts(step)
+
+
 @pytest.mark.gpu
 class TestOnHardware:
+    @given(steps(longest=6), st.integers(-3, 20))
+    @settings(max_examples=30)
+    def test_drafts(self, step: Step, group: int) -> None:
+        step.groups[0] = group
+        assert drafts_of(step, "cuda") == plain_drafts(step)
+
     @given(steps(longest=6), st.booleans())
     @settings(max_examples=60)
     def test_kernel(self, step: Step, decode: bool) -> None:

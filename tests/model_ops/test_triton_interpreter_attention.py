@@ -11,7 +11,7 @@ from attention_batches import Shape, paged_batch
 from interpreter import assert_check_passes, check_names
 
 from atom.model_ops import activation, layer_norm, paged_attention, rotary_embedding
-from atom.model_ops.decode_inputs import StepInputs, step_inputs_reference
+from atom.model_ops.decode_inputs import StepDrafts, StepInputs, step_inputs_reference
 
 
 def _attention(
@@ -189,10 +189,17 @@ def check_step_inputs() -> None:
         for derive in (decode_inputs_triton.step_inputs, step_inputs_reference):
             out = StepInputs.allocate(rows, tokens + 2, columns - 1, "cpu")
             out.input_ids.fill_(-77)
-            derive(metadata, tables, ids, tokens, size, out=out)
-            both.append(out)
-        for name in StepInputs.__slots__:
-            assert torch.equal(*(getattr(out, name) for out in both)), name
+            drafts = None
+            if ids is not None and trial % 4 == 1:
+                drafts = StepDrafts(
+                    *(torch.full((rows + 1, columns - 1), -7), torch.full((rows + 1,), -7).int()),
+                    *(torch.full((rows + 1,), -7), torch.full((rows + 1,), -7).int()),
+                )
+            derive(metadata, tables, ids, tokens, size, out=out, drafts=drafts)
+            both.append((out, drafts))
+        for found, wanted in zip(*both, strict=True):
+            for name in () if found is None else found.__slots__:
+                assert torch.equal(getattr(found, name), getattr(wanted, name)), name
 
 
 @pytest.mark.parametrize("name", check_names(__file__))

@@ -84,6 +84,8 @@ def batches() -> dict[str, tuple[Batch, bool]]:
         # equal logits in all chunks and words: the first of them counts
         "equal logits": (wide.with_(logits=wide.logits.clamp(max=4.0)), True),
         "several chunks, warm": (wide.with_(sampling=settings(2, temperature=1.1)), False),
+        "bf16": (small.with_(logits=small.logits.bfloat16()), True),
+        "mixed bf16": (mixed.with_(logits=mixed.logits.bfloat16()), False),
         "no drafts": (make_batch([1, 0, 1], 300, drafts=0), True),
         "seven drafts": (make_batch([8, 5], 300, drafts=7), True),
     }
