@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from atom.errors import DeviceError
 from atom.lifetime.findings import Kind, LifetimeFindings, Report, Suppression
-from atom.lifetime.sanitizer import sanitizer
+from atom.lifetime.sanitizer import Sanitizer, sanitizer
 from atom.lifetime.torch_layer import REGISTRIES
 from atom.lifetime.torch_plans import plan_of
 
