@@ -1,13 +1,12 @@
-"""The clients measure the same: in process, over HTTP, and the AgentX harness."""
+"""The two clients measure the same: in process and over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "entrypoints"))
 
 from fake_engine import MODEL, FakeEngine
-from serving import Running, serve
+from serving import serve
+from tapped import Letters, Tapped, assert_same, delays
 
 from atom.benchmarks.agentic_sessions import Session, generate_sessions
 from atom.benchmarks.load_client import (
@@ -23,16 +23,11 @@ from atom.benchmarks.load_client import (
     HttpClient,
     LoadResult,
     LoadSettings,
-    note_output,
     run_load,
 )
-from atom.benchmarks.load_exchange import Exchange
-from atom.benchmarks.load_metrics import LoadSummary, RequestRow, summarise
-from atom.entrypoints.async_engine import AsyncEngine, EngineStream
+from atom.benchmarks.load_metrics import RequestRow, summarise
+from atom.entrypoints.async_engine import AsyncEngine
 from atom.entrypoints.loading import load
-from atom.entrypoints.tokenizer import ByteTokenizer
-from atom.model_engine.request_output import RequestOutput
-from atom.model_engine.sequence import SamplingParams
 
 #: sessions that fit the fake engine and the tiny model
 _SESSIONS = generate_sessions(
@@ -45,77 +40,6 @@ _SETTINGS = LoadSettings(concurrency=2, duration_seconds=0.8, think_cap_seconds=
 _FEWEST_TOKENS = 10
 #: most that may pass between the two ends of a connection on this machine, for the middle request
 _TRANSPORT_SECONDS = 0.1
-
-
-class Letters(ByteTokenizer):
-    """Every token is a letter, so that no token's text waits for the next one's."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(chr(ord("a") + token % 26) for token in token_ids)
-
-
-class Tapped:
-    """Notes of each request of a server what a client in the server's process would see."""
-
-    def __init__(self, running: Running) -> None:
-        self.exchanges: list[Exchange] = []
-        engine = running.server.engine
-        submit = engine.submit
-
-        async def tapped(prompt_token_ids: Sequence[int], params: SamplingParams) -> EngineStream:
-            now = time.monotonic()
-            exchange = Exchange(prompt_token_ids, params.max_tokens or 0, 0.0, started=now)
-            self.exchanges.append(exchange)
-            stream = await submit(prompt_token_ids, params)
-            following = stream.next
-
-            async def next_output() -> RequestOutput:
-                output = await following()
-                note_output(exchange, output)
-                return output
-
-            stream.next = next_output  # type: ignore[method-assign]
-            return stream
-
-        engine.submit = tapped  # type: ignore[method-assign]
-
-    def rows(self, result: LoadResult) -> list[RequestRow]:
-        """The same requests as the client's, by what was seen at the engine."""
-        assert len(result.rows) == len(self.exchanges)
-        return [self._as_seen(row) for row in result.rows]
-
-    def _as_seen(self, row: RequestRow) -> RequestRow:
-        # a request starts at the engine after it was sent and before it is answered
-        sizes = (row.prompt_tokens, row.output_tokens)
-        until = row.first_token or row.started
-        (one,) = (
-            e
-            for e in self.exchanges
-            if row.started <= e.started <= until
-            and (len(e.prompt_token_ids), e.output_tokens) == sizes
-        )
-        assert one.ended is not None
-        assert one.first_token is not None
-        return replace(
-            row,
-            prompt_tokens=one.prompt_tokens or 0,
-            cached_tokens=one.cached_tokens,
-            output_tokens=one.generated,
-            started=one.started,
-            first_token=one.first_token,
-            ended=one.ended,
-        )
-
-
-def delays(rows: Sequence[RequestRow], seen: Sequence[RequestRow]) -> list[float]:
-    """Seconds that each request, its first and its last token were on their way."""
-    found = []
-    for row, one in zip(rows, seen, strict=True):
-        assert row.first_token is not None
-        assert one.first_token is not None
-        found += [one.started - row.started, row.first_token - one.first_token]
-        found.append(row.ended - one.ended)
-    return found
 
 
 def over_http(url: str, sessions: Sequence[Session], vocab_size: int) -> LoadResult:
@@ -141,28 +65,6 @@ def in_process(engine: FakeEngine, sessions: Sequence[Session]) -> LoadResult:
     return asyncio.run(main())
 
 
-def assert_same(one: LoadSummary, other: LoadSummary, delay: float) -> None:
-    """Counts are equal, the throughput is within 1%, and times are, but for what transport takes.
-
-    Args:
-        one: by a client.
-        other: of the same requests, seen at the engine.
-        delay: longest time that anything was on its way.
-    """
-    assert (one.requests, one.errors) == (other.requests, other.errors)
-    assert one.tokens_per_request == other.tokens_per_request
-    assert one.cached_share == other.cached_share
-    for field in fields(LoadSummary):
-        slack = 2 * delay if field.name.startswith("ttft") else 0.0
-        if field.name.startswith("itl"):
-            slack = delay / (_FEWEST_TOKENS - 1)
-        if field.name in ("total_throughput", "output_throughput"):
-            # their span is from the first start to the last end
-            slack = getattr(other, field.name) * 2 * delay / one.window_seconds
-        wanted = pytest.approx(getattr(other, field.name), rel=0.01, abs=slack)
-        assert getattr(one, field.name) == wanted, field.name
-
-
 def test_on_a_real_model_the_client_sees_what_happens_at_the_engine() -> None:
     tiny = load(
         "preset:tiny",
@@ -177,12 +79,13 @@ def test_on_a_real_model_the_client_sees_what_happens_at_the_engine() -> None:
     assert {row.outcome for row in result.rows} == {"ok"}
     assert result.summary.requests >= 2
     assert result.summary.cached_share
-    seen = tapped.rows(result)
+    seen = tapped.rows(result.rows)
     late = delays(result.rows, seen)
     # nothing arrives before it was sent, and little time passes in between
     assert min(late) >= 0
     assert statistics.median(late) < _TRANSPORT_SECONDS
-    assert_same(result.summary, summarise(seen, result.window), max(late))
+    ours = summarise(seen, result.window)
+    assert_same(result.summary, ours, max(late), fewest_tokens=_FEWEST_TOKENS)
 
 
 def test_the_two_clients_count_the_same_of_every_request() -> None:
@@ -220,6 +123,6 @@ def test_the_two_clients_count_the_same_of_every_request() -> None:
 def test_the_comparison_can_fail(spoil: Callable[[RequestRow], RequestRow]) -> None:
     row = RequestRow("a", 0, "profiling", "ok", "", 100, 0, 50, 0.0, 0.3, 2.0)
     one, other = (summarise([r], (0.0, 3.0)) for r in (row, spoil(row)))
-    assert_same(one, one, 0.01)
+    assert_same(one, one, 0.01, fewest_tokens=50)
     with pytest.raises(AssertionError):
-        assert_same(one, other, 0.01)
+        assert_same(one, other, 0.01, fewest_tokens=50)
