@@ -46,7 +46,7 @@ def refuse_no_dask() -> None:
         import distributed  # noqa: F401
     except ImportError:
         raise BadInput(
-            "several GPUs and --scheduler need Dask: pip install 'atom-workbook[cluster]', or "
+            "several GPUs and --scheduler need Dask: pip install '.[cluster]' in the checkout, or "
             "pip install distributed"
         ) from None
 
