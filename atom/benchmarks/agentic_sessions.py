@@ -138,6 +138,8 @@ def _recorded_session(
         _number(path, f"{place}.t", request, least=0)
         length = int(_number(path, f"{place}.in", request, least=1, whole=True))
         _number(path, f"{place}.out", request, least=1, whole=True)
+        if request.get("api_time") is not None:
+            _number(path, f"{place}.api_time", request, least=0)
         ids = request.get("hash_ids")
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
             raise BadInput(f"{path}: {place}.hash_ids: expected a list of whole numbers")

@@ -31,10 +31,13 @@ class SessionShape(Settings):
     Lengths are in tokens at the record's scale, where a block has 64; ``block_tokens`` scales them.
     """
 
-    turns_median: float = Field(15.5, ge=1, le=1000)
-    """Requests of a session."""
+    turns_median: float = Field(18.5, ge=1, le=1000)
+    """Requests of a fresh session."""
 
-    turns_sigma: float = Field(0.75, ge=0, le=3)
+    resumed_turns_median: float = Field(10.0, ge=1, le=1000)
+    """Requests of a session that goes on from an earlier conversation."""
+
+    turns_sigma: float = Field(0.7, ge=0, le=3)
     """Spread of the requests of a session."""
 
     turns_least: int = Field(4, ge=1, le=10000)
@@ -139,10 +142,11 @@ def generate_sessions(
 def _session(number: int, seed: int, form: SessionShape, block_tokens: int) -> Session:
     random = np.random.default_rng([seed, number])
     name = f"generated_{seed}_{number:04d}"
-    wished = round(_draw(random, form.turns_median, form.turns_sigma))
-    count = min(max(wished, form.turns_least), form.turns_most)
     scale = block_tokens / BLOCK_TOKENS
     resumed = random.random() < form.resumed_share
+    median = form.resumed_turns_median if resumed else form.turns_median
+    wished = round(_draw(random, median, form.turns_sigma))
+    count = min(max(wished, form.turns_least), form.turns_most)
     length = (
         _draw(random, form.resumed_input_median, form.resumed_input_sigma)
         if resumed

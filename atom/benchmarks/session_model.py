@@ -93,13 +93,19 @@ def prompt_token_ids(turn: Turn, *, vocab_size: int, salt: str = "") -> list[int
 
 def working_set_tokens(sessions: Iterable[Session]) -> int:
     """Tokens of all distinct blocks of the sessions: what a cache must hold to miss nothing."""
-    sizes: dict[int, int] = {}
+    whole: set[int] = set()
+    open_ends: dict[int, int] = {}
+    block_tokens = 0
     for session in sessions:
         for turn in session.turns:
-            for place, block in enumerate(turn.block_hashes):
-                size = min(turn.block_tokens, turn.input_tokens - place * turn.block_tokens)
-                sizes[block] = max(size, sizes.get(block, 0))
-    return sum(sizes.values())
+            block_tokens = turn.block_tokens
+            full, rest = divmod(turn.input_tokens, block_tokens)
+            whole.update(turn.block_hashes[:full])
+            if rest:
+                last = turn.block_hashes[full]
+                open_ends[last] = max(rest, open_ends.get(last, 0))
+    ends = sum(tokens for block, tokens in open_ends.items() if block not in whole)
+    return len(whole) * block_tokens + ends
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
