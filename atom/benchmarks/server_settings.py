@@ -37,6 +37,9 @@ class ServerSettings(Settings):
     server_start_seconds: float = Field(600.0, gt=0, le=86400)
     """Longest time until a started server answers."""
 
+    server_silence_seconds: float = Field(60.0, gt=0, le=86400)
+    """After so long without an answer to a request for its health a started server hangs."""
+
     api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Variable that holds the server's key; the key itself is never recorded."""
 

@@ -38,6 +38,7 @@ from atom.benchmarks.throughput_settings import ThroughputPoint, ThroughputSetti
 
 _LOGGER = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.5
+_ASK_SECONDS = 10.0
 
 
 def run_server_point(
@@ -89,6 +90,7 @@ def run_server_point(
                     "cold_start": "salt" if server is None else "process",
                 }
             )
+            outcome = Outcome.LOAD_FAILED
             outcome, detail = asyncio.run(_serve(settings, point, server, traces, tell))
         except ServerFailed as failure:
             outcome, detail = failure.outcome, str(failure)
@@ -131,6 +133,9 @@ async def _serve(
     )
     start = time.monotonic()
     running = asyncio.create_task(run_load(client, traces.sessions, load))
+    watching = None
+    if server is not None:
+        watching = asyncio.create_task(_watch(server, settings.server_silence_seconds))
     exposure = 0.0
     failure: ServerFailed | None = None
     try:
@@ -140,15 +145,14 @@ async def _serve(
                 continue
             exposure = time.monotonic() - start
             tell({"exposure_seconds": exposure})
-            try:
-                if server is not None:
-                    server.check()
-            except ServerFailed as found:
-                failure = found
+            if watching is not None and watching.done():
+                failure = watching.result()
                 # nobody serves the rest of the load; what it has measured is its result
                 running.cancel()
         result = running.result()
     finally:
+        if watching is not None:
+            watching.cancel()
         await client.close()
     tell(
         {
@@ -160,6 +164,27 @@ async def _serve(
     if failure is not None:
         return failure.outcome, str(failure)
     return await asyncio.to_thread(_outcome, server, result)
+
+
+async def _watch(server: Server, silence: float) -> ServerFailed:
+    """Returns how the server failed, once it has."""
+    heard = asked = time.monotonic()
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        try:
+            server.check()
+        except ServerFailed as failure:
+            return failure
+        now = time.monotonic()
+        if now - asked < min(_ASK_SECONDS, silence / 4):
+            continue
+        asked = now
+        # another thread: the load goes on
+        if await asyncio.to_thread(server.answers, silence / 4):
+            heard = time.monotonic()
+        elif (mute := time.monotonic() - heard) > silence:
+            detail = f"the server has not answered for {mute:.0f} s"
+            return ServerFailed(Outcome.HANG, detail, None)
 
 
 def _outcome(server: Server | None, result: LoadResult) -> tuple[Outcome, str | None]:

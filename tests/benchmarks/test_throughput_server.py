@@ -75,17 +75,20 @@ def test_a_server_is_loaded_as_an_engine_is() -> None:
         ("guard", Outcome.GUARD_ERROR, "num_accepted_tokens 9"),
         ("no room", Outcome.OUT_OF_MEMORY, "cannot pin"),
         ("bad start", Outcome.START_FAILED, "no such model"),
+        ("hang", Outcome.HANG, "has not answered for"),
     ],
 )
 def test_what_becomes_of_it_is_the_points_outcome(
     tmp_path: Path, mode: str, outcome: Outcome, words: str
 ) -> None:
     log = tmp_path / "server.log"
-    told = run(settings(server_command=command(mode, 4), duration_seconds=20), log)
+    chosen = {"duration_seconds": 20, "server_silence_seconds": 1}
+    told = run(settings(server_command=command(mode, 4), **chosen), log)
     assert told["outcome"] == outcome.value
     assert words in told["outcome_detail"]
     # what was measured until then is kept, and nothing was waited for
-    assert ("requests_table" in told) == (outcome in (Outcome.CRASH, Outcome.GUARD_ERROR))
+    began = outcome in (Outcome.CRASH, Outcome.GUARD_ERROR, Outcome.HANG)
+    assert ("requests_table" in told) == began
     assert told.get("exposure_seconds", 0) < 10
     assert log.exists()
 
