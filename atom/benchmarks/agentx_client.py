@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atom.benchmarks.load_client import LoadSettings
+from atom.benchmarks.load_client import LoadResult, LoadSettings
 from atom.benchmarks.load_metrics import LoadSummary, Phase, RequestRow, summarise
 from atom.errors import AtomError, BadInput
 
@@ -48,6 +49,7 @@ class AgentxResult:
         version: of the harness.
         submission_valid: whether the harness would take the run as a submission; short runs and
             local traces are none.
+        client_cpu_seconds: processor time of the harness, its start and its warm-up included.
     """
 
     rows: tuple[RequestRow, ...]
@@ -55,6 +57,14 @@ class AgentxResult:
     recomputed: LoadSummary
     version: str
     submission_valid: bool
+    client_cpu_seconds: float = 0.0
+
+    def as_load(self) -> LoadResult:
+        """The same as the result of a load of our own, on the clock of the harness's rows."""
+        own = [row for row in self.rows if row.phase == "profiling"]
+        start = min(row.started for row in own)
+        window = (start, start + self.summary.window_seconds)
+        return LoadResult(self.rows, self.summary, window, self.client_cpu_seconds)
 
 
 def find_agentx(program: str | Path | None = None) -> Path:
@@ -127,11 +137,14 @@ def run_agentx(
             *(("--api-key", key) if key else ()),
             *("--output-artifact-dir", artifacts),
         ]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = _run(arguments, Path(artifacts), Path(log), longest)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if not (Path(artifacts) / _EXPORT).is_file():
             how = f"after {longest:g} s" if code is None else f"with exit code {code}"
             raise AgentxFailed(f"agentx ended {how} and without a result; it said why in {log}")
-        return read_agentx(artifacts)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return replace(read_agentx(artifacts), client_cpu_seconds=used)
 
 
 def read_agentx(folder: str | Path) -> AgentxResult:

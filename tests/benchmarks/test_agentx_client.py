@@ -193,6 +193,11 @@ def test_it_is_told_the_load_and_leaves_nothing_behind(
     play(program, _WRITES)
     found = run(program, api_key_env="LOAD_KEY")
     assert found.summary.requests == 2
+    assert 0 < found.client_cpu_seconds < 30
+    as_ours = found.as_load()
+    assert (as_ours.rows, as_ours.summary) == (found.rows, found.summary)
+    # its rows begin with its first request, 2 s apart
+    assert as_ours.window == pytest.approx((0.0, 8.0))
     assert "the harness speaks" in (program.parent / "log").read_text()
     words, environment, folder = json.loads((program.parent / "seen.json").read_text())
     told = dict(pairwise(words))
