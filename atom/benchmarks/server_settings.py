@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,12 @@ class ServerSettings(Settings):
     server_start_seconds: float = Field(600.0, gt=0, le=86400)
     """Longest time until a started server answers."""
 
+    client: Literal["http", "agentx"] = "http"
+    """Who puts the load on a server: this package's client, or the AgentX harness itself."""
+
+    server_tokenizer: str | None = Field(None, min_length=1)
+    """agentx: folder of the tokenizer of the server's model."""
+
     server_silence_seconds: float = Field(60.0, gt=0, le=86400)
     """After so long without an answer to a request for its health a started server hangs."""
 
@@ -69,6 +75,14 @@ class ServerSettings(Settings):
                 "pool_gib: a server that runs already has one pool; say which, e.g. "
                 "-p pool_gib '[96]' -p no_offload false, or -p pool_gib '[]' for none"
             )
+
+    @model_validator(mode="after")
+    def _one_client(self) -> ServerSettings:
+        if self.client == "agentx" and not self.serves:
+            raise ValueError("client: the AgentX harness puts its load on a server; name one")
+        if (self.client == "agentx") != (self.server_tokenizer is not None):
+            raise ValueError("server_tokenizer: a folder, for client agentx and for it alone")
+        return self
 
     @model_validator(mode="after")
     def _one_server(self) -> ServerSettings:

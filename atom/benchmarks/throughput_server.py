@@ -6,6 +6,9 @@ prefix cache from point to point, which alone can double a result: each point's 
 so that nothing of an earlier point can be found again. What it was started with is its owner's
 word.
 
+The AgentX harness can put the load on in place of our client (``client``). It cannot salt: on a
+server that runs already its points after the first are not cold.
+
 What the engine of this package counts stays blank; cached tokens are what the server reports. The
 record calls its figures measured: a server that simulates a device does not belong here.
 """
@@ -15,13 +18,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import secrets
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from atom.benchmarks.load_client import HttpClient, LoadResult, run_load
+import psutil
+
+from atom.benchmarks.agentic_sessions import write_traces
+from atom.benchmarks.agentx_client import run_agentx
+from atom.benchmarks.load_client import HttpClient, LoadResult, LoadSettings, run_load
 from atom.benchmarks.server_process import Server, ServerFailed
 from atom.benchmarks.server_template import ServerTemplate
 from atom.benchmarks.session_model import Traces
@@ -56,7 +64,8 @@ def run_server_point(
         point: which.
         tell: called with fields of the point's row as they are known; see ``run_point``.
         began: when the point began, by ``time.time``; now by default.
-        log: where the output of a server goes that is started here; ``None`` forgets it.
+        log: where the output of a server goes that is started here, and beside it a harness's;
+            ``None`` forgets it.
 
     Returns:
         How it ended. Whatever fails is an outcome, not an exception.
@@ -67,10 +76,10 @@ def run_server_point(
         try:
             traces = read_sessions(settings)
             server = None
+            if log is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="atom-server-"))
+                log = Path(folder) / "log"
             if settings.server_command is not None:
-                if log is None:
-                    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="atom-server-"))
-                    log = Path(folder) / "log"
                 server = stack.enter_context(
                     Server(
                         ServerTemplate(settings.server_command),
@@ -87,11 +96,11 @@ def run_server_point(
                     "exposure_seconds": 0.0,
                     "traces": len(traces.sessions),
                     "traces_dropped": sum(traces.dropped.values()),
-                    "cold_start": "salt" if server is None else "process",
+                    "cold_start": _cold_start(settings),
                 }
             )
             outcome = Outcome.LOAD_FAILED
-            outcome, detail = asyncio.run(_serve(settings, point, server, traces, tell))
+            outcome, detail = asyncio.run(_serve(settings, point, server, traces, tell, log))
         except ServerFailed as failure:
             outcome, detail = failure.outcome, str(failure)
         except Exception as error:
@@ -120,19 +129,16 @@ async def _serve(
     server: Server | None,
     traces: Traces,
     tell: Tell,
+    log: Path,
 ) -> tuple[Outcome, str | None]:
     load = load_settings(settings, point)
-    url = settings.base_url
     if server is None:
         load = load.model_copy(update={"salt": secrets.token_hex(8)})
-    else:
-        url = server.base_url
+    url = settings.base_url if server is None else server.base_url
     assert url is not None
-    client = HttpClient(
-        url, settings.server_model, settings.api_key_env, vocab_size=settings.server_vocab_size
-    )
     start = time.monotonic()
-    running = asyncio.create_task(run_load(client, traces.sessions, load))
+    before = {child.pid for child in psutil.Process().children()}
+    running = asyncio.create_task(_run_load(settings, traces, load, url, log))
     watching = None
     if server is not None:
         watching = asyncio.create_task(_watch(server, settings.server_silence_seconds))
@@ -149,21 +155,72 @@ async def _serve(
                 failure = watching.result()
                 # nobody serves the rest of the load; what it has measured is its result
                 running.cancel()
-        result = running.result()
+                _end_others(before)
+        # a harness that was ended has no result
+        result = None if running.cancelled() else running.result()
     finally:
         if watching is not None:
             watching.cancel()
-        await client.close()
-    tell(
-        {
-            "exposure_seconds": exposure,
-            **load_fields(result),
-            "requests_table": request_rows(result.rows),
-        }
-    )
+    tell({"exposure_seconds": exposure})
+    if result is not None:
+        tell({**load_fields(result), "requests_table": request_rows(result.rows)})
     if failure is not None:
         return failure.outcome, str(failure)
+    assert result is not None
     return await asyncio.to_thread(_outcome, server, result)
+
+
+def _cold_start(settings: ThroughputSettings) -> str:
+    if settings.server_command is not None:
+        return "process"
+    return "salt" if settings.client == "http" else "not cold"
+
+
+def _end_others(before: set[int]) -> None:
+    """Kill the children that this process has had since: a harness, but no server."""
+    for child in psutil.Process().children():
+        if child.pid not in before:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+async def _run_load(
+    settings: ThroughputSettings, traces: Traces, load: LoadSettings, url: str, log: Path
+) -> LoadResult:
+    if settings.client == "agentx":
+        return await asyncio.to_thread(_run_agentx, settings, traces, load, url, log)
+    client = HttpClient(
+        url, settings.server_model, settings.api_key_env, vocab_size=settings.server_vocab_size
+    )
+    try:
+        return await run_load(client, traces.sessions, load)
+    finally:
+        await client.close()
+
+
+def _run_agentx(
+    settings: ThroughputSettings, traces: Traces, load: LoadSettings, url: str, log: Path
+) -> LoadResult:
+    assert settings.server_tokenizer is not None
+    with tempfile.TemporaryDirectory(prefix="atom-agentx-") as folder:
+        # as read: without the sessions that were left out, and with their lengths scaled
+        write_traces(traces, Path(folder) / "traces")
+        cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = run_agentx(
+            url,
+            settings.server_model,
+            Path(folder) / "traces",
+            settings.server_tokenizer,
+            load,
+            log=log.with_suffix(".agentx.log"),
+            api_key_env=settings.api_key_env,
+        )
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _LOGGER.info("agentx %s, submission_valid %s", found.version, found.submission_valid)
+    own = [row for row in found.rows if row.phase == "profiling"]
+    window = min(row.started for row in own), max(row.ended for row in own)
+    seconds = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
+    return LoadResult(found.rows, found.summary, window, seconds)
 
 
 async def _watch(server: Server, silence: float) -> ServerFailed:

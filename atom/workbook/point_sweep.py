@@ -49,7 +49,7 @@ Measured = Generator[tuple[str, Mapping[str, Sequence[BaseModel]]], None, None]
 #: options of the command line that not every experiment has
 OPTIONS = (
     *("processes", "trials", "gpus", "scheduler", "traces"),
-    *("server_command", "base_url"),
+    *("server_command", "base_url", "client"),
 )
 
 
@@ -173,7 +173,7 @@ class PointSweep(ABC, Generic[S]):
                 contradict ``--resume``.
         """
         for name in OPTIONS:
-            if getattr(arguments, name) is not None and name not in self.takes:
+            if getattr(arguments, name, None) is not None and name not in self.takes:
                 raise BadInput(
                     f"sweep {self.command} has no --{name.replace('_', '-')}: {self.why_not}"
                 )

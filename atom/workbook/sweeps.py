@@ -251,6 +251,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(throughput)",
     )
     parser.add_argument(
+        "--client",
+        choices=["http", "agentx"],
+        help="who puts the load on a server: our own client, or the AgentX harness, with "
+        "-p server_tokenizer DIR (throughput)",
+    )
+    parser.add_argument(
         "-p",
         dest="parameters",
         nargs=2,
@@ -280,7 +286,7 @@ def settings_from(arguments: argparse.Namespace) -> RaceSettings:
     Raises:
         BadInput: unknown names, wrong values, or options that contradict ``--resume``.
     """
-    for name in ("gpus", "scheduler", "traces", "server_command", "base_url"):
+    for name in ("gpus", "scheduler", "traces", "server_command", "base_url", "client"):
         if getattr(arguments, name) is not None:
             flag = name.replace("_", "-")
             raise BadInput(f"sweep race has no --{flag}: its processes share one GPU in turn")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from atom.benchmarks.agentx_client import find_agentx
 from atom.benchmarks.server_template import ServerTemplate
 from atom.benchmarks.throughput_settings import ThroughputSettings
 from atom.device.interface import DeviceKind, DeviceProperties
@@ -57,8 +59,17 @@ def refuse_no_server(settings: ThroughputSettings) -> None:
             f"server_label {settings.server_label}: give --server-command or --base-url; no record "
             "has them, so a resumed run needs them again"
         )
-    if settings.server_command is not None and settings.scheduler is None:
+    if settings.scheduler is not None:
+        # what is there, its workers have
+        return
+    if settings.server_command is not None:
         ServerTemplate(settings.server_command).check_program()
+    if settings.server_tokenizer is not None:
+        find_agentx()
+        if not Path(settings.server_tokenizer).is_dir():
+            raise BadInput(f"server_tokenizer: no folder {settings.server_tokenizer}")
+        if settings.output_tokens is not None:
+            raise BadInput("output_tokens: the harness takes the sessions' own; leave it empty")
 
 
 def worker_commit() -> str | None:

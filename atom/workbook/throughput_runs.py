@@ -110,7 +110,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
     command = "throughput"
     experiment = EXPERIMENT
     table = "points"
-    takes = frozenset({"gpus", "scheduler", "traces", *UNRECORDED})
+    takes = frozenset({"gpus", "scheduler", "traces", "client", *UNRECORDED})
     why_not = "a point is one process; see -p repeats N"
     #: starts a point's process
     process: tuple[str, ...] = COMMAND

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +118,71 @@ def test_a_key_in_a_servers_log_stays_there(monkeypatch: pytest.MonkeyPatch) -> 
     assert told["outcome_detail"].endswith("code 0: bad key ...")
 
 
+HARNESS = """\
+#!{python}
+import json, sys, time, urllib.request
+options = dict(zip(sys.argv[1:], sys.argv[2:]))
+from pathlib import Path
+out = Path(options["--output-artifact-dir"])
+sessions = list(Path(options["--input-file"]).glob("*.json"))
+begun = time.time_ns()
+body = json.dumps({{"prompt": list(range(30)), "max_tokens": 2}}).encode()
+answer = urllib.request.urlopen(options["--url"] + "/v1/completions", body, timeout=20).read()
+if {hangs}:
+    time.sleep(60)
+one = {{"input_sequence_length": 30, "output_sequence_length": 2,
+       "time_to_first_token": 1.0, "request_latency": 2.0}}
+known = {{"conversation_id": "s", "turn_index": 0, "benchmark_phase": "profiling",
+         "request_start_ns": begun, "request_end_ns": time.time_ns(), "was_cancelled": False}}
+record = {{"metadata": known, "metrics": {{n: {{"value": v, "unit": "?"}} for n, v in one.items()}}}}
+(out / "profile_export.jsonl").write_text(json.dumps(record))
+times = {{"avg": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "unit": "ms"}}
+(out / "profile_export_aiperf.json").write_text(json.dumps({{
+    "aiperf_version": "1.0.12", "metadata": {{"submission_valid": False}},
+    "request_count": {{"avg": 1.0}}, "effective_total_throughput": {{"avg": 26.0}},
+    "time_to_first_token": times, "inter_token_latency": times,
+    "total_isl": {{"avg": 30.0}}, "total_osl": {{"avg": 2.0}}, "benchmark_duration": {{"avg": 1.0}},
+}}))
+"""
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], dict[str, Any]]:
+    """Lays a made-up harness out; its values for the settings."""
+
+    def lay_out(hangs: bool) -> dict[str, Any]:
+        program = tmp_path / "agentx"
+        program.write_text(HARNESS.format(python=sys.executable, hangs=hangs))
+        program.chmod(0o755)
+        monkeypatch.setenv("ATOM_AGENTX", str(program))
+        return {"client": "agentx", "server_tokenizer": str(tmp_path), "output_tokens": None}
+
+    return lay_out
+
+
+def test_the_harness_puts_the_load_on_in_place_of_our_client(
+    harness: Callable[[bool], dict[str, Any]],
+) -> None:
+    told = run(settings(server_command=command(), **harness(False)))
+    assert told["outcome"] == Outcome.OK.value, told["outcome_detail"]
+    assert told["effective_total_throughput"] == 26
+    assert (told["requests"], told["cold_start"]) == (1, "process")
+    assert len(told["requests_table"]) == 1
+
+
+def test_a_harness_ends_with_the_server(harness: Callable[[bool], dict[str, Any]]) -> None:
+    began = time.monotonic()
+    told = run(settings(server_command=command("engine dead", 0), **harness(True)))
+    assert told["outcome"] == Outcome.CRASH.value
+    assert "requests_table" not in told
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"server_command": command(), "client": "agentx"}, "server_tokenizer"),
+        ({"server_label": None, "client": "agentx", "server_tokenizer": "x"}, "name one"),
         ({"server_label": None, "server_command": command()}, "server_label: say in a few words"),
         ({"server_command": "serve {port}"}, r"\{pool_gib\} is missing"),
         ({"server_command": command(), "base_url": "http://x"}, "give one of them"),
