@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from atom.workbook.lifetime_published import published_points
 from atom.workbook.lifetime_runs import record_lifetime
 from atom.workbook.notebook_progress import notebook_progress
 from atom.workbook.records import Run, load_runs
+from atom.workbook.run_choice import runs_beside
 from atom.workbook.sweep_progress import SweepProgress
 
 
@@ -28,11 +29,13 @@ class LifetimeRuns:
         simulated: a run on the virtual device.
         measured: the newest of the largest finished runs on hardware, ``None`` if there is none.
         problems: runs that could not be used, and why.
+        beside: one run of each other machine, or ours beside one that was asked for.
     """
 
     simulated: Run
     measured: Run | None
     problems: tuple[str, ...]
+    beside: tuple[Run, ...] = ()
 
 
 def gather_runs(
@@ -78,7 +81,7 @@ def gather_runs(
             problems.append(f"{run.provenance.run_id} is {run.provenance.exit_state}")
     measured = [run for run in finished if run.provenance.evidence is Evidence.MEASURED]
     # what was asked for goes before what merely lies there
-    measured = [run for run in measured if run.provenance.run_id in asked] or measured
+    chosen = largest([run for run in measured if run.provenance.run_id in asked] or measured)
     simulated = largest(
         run
         for run in finished
@@ -87,7 +90,8 @@ def gather_runs(
     if simulated is None:
         wanted = settings.lifetime(DeviceChoice.VIRTUAL)
         simulated = record_lifetime(wanted, simulated_root, progress)
-    return LifetimeRuns(simulated, largest(measured), tuple(problems))
+    beside = runs_beside(chosen, measured, asked, largest)
+    return LifetimeRuns(simulated, chosen, tuple(problems), beside)
 
 
 def largest(runs: Iterable[Run]) -> Run | None:
@@ -132,11 +136,11 @@ def counts_table(trials: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def beside_published(trials: dict[Evidence, pd.DataFrame]) -> pd.DataFrame:
+def beside_published(trials: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Published counts of the lifetime test, and ours: a row a path, columns by arm and kind.
 
     Args:
-        trials: rows of the trials table, by kind of evidence.
+        trials: rows of the trials table, by kind of evidence or by run.
     """
     found = {kind: seven_paths(rows) for kind, rows in trials.items()}
     table: dict[str, dict[str, str]] = {}

@@ -11,7 +11,7 @@ from atom.benchmarks.race_plan import DEFAULT_QUEUES
 from atom.config import CopyProtocol
 from atom.device.interface import CopyPath
 from atom.evidence import Evidence
-from atom.workbook.race_analysis import label_of, per_process, select
+from atom.workbook.race_analysis import interval_text, label_of, per_process, select
 from atom.workbook.records import Run, load_published
 from atom.workbook.statistics import clustered_interval, exact_interval
 
@@ -99,3 +99,18 @@ def comparison(simulated: Run | None, measured: Sequence[Run]) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(found)
+
+
+def runs_side_by_side(runs: Sequence[Run]) -> pd.DataFrame:
+    """Stale of trials with intervals in the published rows: a column a run.
+
+    Args:
+        runs: measured runs; their labels name the columns.
+    """
+    rows = comparison(None, runs)
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows[rows["evidence"] != Evidence.PUBLISHED].to_dict("records"):
+        line = {"row": row["label"], "protocol": row["protocol"]}
+        line = lines.setdefault((row["label"], row["protocol"]), line)
+        line[row["source"]] = interval_text(row["stale"], row["trials"], row["low"], row["high"])
+    return pd.DataFrame(list(lines.values()), columns=["row", "protocol", *map(label_of, runs)])

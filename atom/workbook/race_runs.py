@@ -11,6 +11,7 @@ from atom.evidence import Evidence
 from atom.workbook.notebook_progress import notebook_progress
 from atom.workbook.race_analysis import most_complete
 from atom.workbook.records import Run, load_runs
+from atom.workbook.run_choice import runs_beside
 from atom.workbook.sweeps import EXPERIMENT, SweepProgress, run_race
 
 
@@ -23,12 +24,15 @@ class RaceRuns:
         measured: the most complete finished run on hardware, ``None`` if there is none.
         problems: runs that could not be used, and why.
         others: more finished runs of the measured run's machine, which may hold other grids.
+        beside: the most complete finished run of each other machine, and the recorded one of the
+            measured run's own machine where that run was asked for.
     """
 
     simulated: Run
     measured: Run | None
     problems: tuple[str, ...]
     others: tuple[Run, ...] = ()
+    beside: tuple[Run, ...] = ()
 
     def with_grid(self, grid: str) -> Run | None:
         """The measured run that holds most of a grid's trials; ``None`` if none has any."""
@@ -77,7 +81,7 @@ def gather_runs(
         if run.provenance.exit_state != "finished":
             state = run.provenance.exit_state
             problems.append(f"{run.provenance.run_id} is {state}: resume it to use it")
-    finished = [run for run in measured if run.provenance.exit_state == "finished"]
+    finished = all_finished = [run for run in measured if run.provenance.exit_state == "finished"]
     if settings.records or settings.device is DeviceChoice.ACCELERATOR:
         # what was asked for goes before what merely lies there
         asked = [run for run in finished if run.provenance.run_id in known]
@@ -99,4 +103,5 @@ def gather_runs(
         and run is not chosen
         and run.provenance.machine == chosen.provenance.machine
     )
-    return RaceRuns(simulated, chosen, tuple(problems), others)
+    beside = runs_beside(chosen, all_finished, known, most_complete)
+    return RaceRuns(simulated, chosen, tuple(problems), others, beside)

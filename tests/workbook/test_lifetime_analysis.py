@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from atom.workbook.claims import Verdict, judge, load_claims
 from atom.workbook.lifetime_runs import record_lifetime
 from atom.workbook.records import Run
 from atom.workbook.tables import to_frame
+
+_RUNS = Path(__file__).resolve().parents[2] / "data" / "runs"
 
 TRIALS = 50
 
@@ -106,7 +109,7 @@ def test_exposure_and_graph_and_nets() -> None:
 
 
 def test_published_counts_stand_beside_ours() -> None:
-    table = lifetime_analysis.beside_published({Evidence.SIMULATED: trials()})
+    table = lifetime_analysis.beside_published({"simulated": trials()})
     assert len(table) == 7
     assert set(table["holds: published"]) == set(table["holds: simulated"]) == {"0/50"}
     assert set(table["control: simulated"]) == {"50/50"}
@@ -178,6 +181,23 @@ def test_runs_are_recorded_or_loaded(recorded: Run, tmp_path: Path) -> None:
     missing = SourceLifetimeSettings.parse({"records": [str(tmp_path / "none")]})
     with pytest.raises(BadInput, match="no usable lifetime run"):
         lifetime_analysis.gather_runs(missing, tmp_path, tmp_path)
+
+
+def test_a_run_of_another_machine_stands_beside_ours(recorded: Run, tmp_path: Path) -> None:
+    ours = next(_RUNS.glob("h200/*-lifetime-*"))
+    other = tmp_path / "other" / "mi300x" / f"{ours.name[:-6]}ffffff"
+    shutil.copytree(ours, other)
+    text = (other / "run.json").read_text().replace('"h200"', '"mi300x"')
+    (other / "run.json").write_text(text.replace(ours.name, other.name))
+    given = [str(recorded.path), str(other)]
+    settings = SourceLifetimeSettings.parse({"records": given, "measured": [str(_RUNS)]})
+    runs = lifetime_analysis.gather_runs(settings, tmp_path, tmp_path)
+    assert runs.measured is not None
+    assert runs.measured.path == other
+    assert [run.path.name for run in runs.beside] == [ours.name]
+    rows = {"a": runs.measured.tables["trials"], "b": runs.beside[0].tables["trials"]}
+    table = lifetime_analysis.beside_published(rows)
+    assert list(table["holds: a"]) == list(table["holds: b"]) == ["0/50"] * 7
 
 
 # -- explorations and mutations

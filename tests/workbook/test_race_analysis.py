@@ -30,7 +30,7 @@ from atom.evidence import Evidence
 from atom.workbook import figures_race, race_analysis, race_consistency, race_margins
 from atom.workbook.claims import Verdict, judge, load_claims
 from atom.workbook.race_claims import claim_arguments
-from atom.workbook.race_comparison import comparison, published_cells
+from atom.workbook.race_comparison import comparison, published_cells, runs_side_by_side
 from atom.workbook.race_runs import gather_runs
 from atom.workbook.records import Run
 from atom.workbook.statistics import exact_interval
@@ -383,17 +383,17 @@ def test_consistent_means_that_intervals_meet(stale: int, meets: bool) -> None:
 # -- which runs are analysed
 
 
-def as_measured(run: Run, root: Path) -> Path:
+def as_measured(run: Run, root: Path, machine: str = "testcard", tail: str = "ffffff") -> Path:
     """A copy of a simulated run under another label: rows for a test, never evidence."""
-    run_id = f"{run.path.name[:-6]}ffffff"
-    folder = root / "testcard" / run_id
+    run_id = f"{run.path.name[:-6]}{tail}"
+    folder = root / machine / run_id
     shutil.copytree(run.path, folder)
     provenance = json.loads((folder / "run.json").read_text())
     provenance.update(
         run_id=run_id,
         evidence="measured",
-        machine="testcard",
-        device="Test Card",
+        machine=machine,
+        device=f"{machine.capitalize()} X",
         profile=None,
         kind="cuda",
     )
@@ -411,6 +411,28 @@ def test_recorded_hardware_stands_beside_a_simulated_run(run: Run, tmp_path: Pat
     assert runs.measured is not None
     assert runs.measured.path == measured
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_of_ones_own_stands_beside_the_recorded_ones(run: Run, tmp_path: Path) -> None:
+    ours = as_measured(run, tmp_path / "recorded", "ours", "aaaaaa")
+    again = as_measured(run, tmp_path / "recorded", "theirs", "bbbbbb")
+    theirs = as_measured(run, tmp_path / "given", "theirs", "cccccc")
+    settings = RaceMicrobenchmarkSettings.parse(
+        {"records": [str(run.path), str(theirs)], "measured": [str(tmp_path / "recorded")]}
+    )
+    runs = gather_runs(settings, tmp_path / "new", tmp_path / "new")
+    assert runs.measured is not None
+    assert runs.measured.path == theirs
+    assert {one.path for one in runs.beside} == {ours, again}
+    table = runs_side_by_side([runs.measured, *runs.beside])
+    assert [name[-6:] for name in table.columns[2:]] == ["cccccc", "aaaaaa", "bbbbbb"]
+    line = table[(table["row"] == "store on copy stream") & (table["protocol"] == "unpatched")]
+    assert re.fullmatch(r"\d+/40 \[.*%\]", line.iloc[0, 3])
+    assert len(table) == len(set(zip(table["row"], table["protocol"], strict=True)))
+    # without runs of others there is nothing to show
+    plain = settings.model_copy(update={"records": (str(run.path),)})
+    plain = plain.model_copy(update={"measured": (str(theirs),)})
+    assert gather_runs(plain, tmp_path / "new", tmp_path / "new").beside == ()
 
 
 def test_a_damaged_recorded_run_is_a_problem_and_no_more(run: Run, tmp_path: Path) -> None:
