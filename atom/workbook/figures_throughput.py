@@ -25,7 +25,7 @@ from atom.workbook.figures import (
     evidence_handle,
 )
 from atom.workbook.throughput_crashes import HOUR, CrashTimes, Step, Watched, survival
-from atom.workbook.throughput_points import LoadPoint
+from atom.workbook.throughput_points import LoadPoint, Ratio
 
 
 @dataclass(frozen=True)
@@ -178,73 +178,33 @@ def _moved_together(points: Sequence[LoadPoint]) -> list[LoadPoint]:
 
 
 def gains_figure(groups: dict[str, Sequence[LoadPoint]]) -> Figure:
-    """Throughput over that without offload, of every kind of evidence on one axis.
+    """Throughput over that without offload, of more than one kind of evidence on one axis.
 
     Args:
         groups: what a reader is to call the points (machine and model) to the points.
     """
-    figure, axes = plt.subplots(figsize=(9.5, 4.8))
+    figure, axes = plt.subplots(figsize=(9.5, 5.0))
     axes.axhline(1, color=BLACK, lw=1)
-    axes.text(
-        0.005, 1, " no offload", transform=axes.get_yaxis_transform(), fontsize=8, va="bottom"
-    )
+    axes.text(1.0, 1, "no offload ", transform=axes.get_yaxis_transform(), fontsize=8, **_ABOVE)
     shown = {name: [one for one in own if one.ratio] for name, own in groups.items()}
+    shown = {name: own for name, own in shown.items() if own}
     sessions = sorted({one.concurrency for own in shown.values() for one in own})
-    colours = dict(zip(shown, (BLACK, BLUE, PURPLE, VERMILION), strict=False))
-    for place, (name, own) in enumerate(shown.items()):
-        pools = sorted({one.pool_gib or 0 for one in own})
-        looks = {pool: _POOLS[number % len(_POOLS)] for number, pool in enumerate(pools)}
-        seen: dict[int, int] = {}
-        for one in sorted(own, key=lambda one: (one.concurrency, one.pool_gib or 0)):
-            assert one.ratio is not None
-            number = seen.get(one.concurrency, 0)
-            seen[one.concurrency] = number + 1
-            # groups and pools stand side by side at their number of sessions
-            x = sessions.index(one.concurrency) + 0.3 * (place - (len(shown) - 1) / 2)
-            x += 0.06 * (number - 1)
-            middle, low, high = one.ratio
-            fill: Any = EVIDENCE_STYLE[one.evidence].fill
-            axes.errorbar(
-                x,
-                middle,
-                yerr=[[middle - low], [high - middle]],
-                color=colours[name],
-                marker=looks[one.pool_gib or 0].marker,
-                fillstyle=fill,
-                markerfacecoloralt="white",
-                capsize=2.5,
-                elinewidth=1.2,
-                ls="none",
-            )
-            axes.annotate(
-                f"{one.pool_gib:g}",
-                (x, high),
-                xytext=(0, 2),
-                textcoords="offset points",
-                fontsize=7,
-                ha="center",
-                color=colours[name],
-            )
+    handles = []
+    for place, ((name, own), colour) in enumerate(
+        zip(shown.items(), (BLACK, BLUE, PURPLE, VERMILION), strict=False)
+    ):
+        shift = 0.34 * (place - (len(shown) - 1) / 2)
+        _gains(axes, own, sessions, shift, colour)
+        kind = own[0].evidence
+        fill: Any = EVIDENCE_STYLE[kind].fill
+        look = {"marker": "o", "color": colour, "fillstyle": fill, "markerfacecoloralt": "white"}
+        handles.append(Line2D([], [], ls="none", label=f"{kind}: {name}", **look))
     axes.set_xticks(range(len(sessions)), [str(count) for count in sessions])
     axes.set_xlim(-0.5, len(sessions) - 0.5)
-    axes.set_xlabel("live sessions; a number above a bar is the pool in GiB")
+    axes.set_xlabel("live sessions; beside a line or a point: its pool in GiB")
     axes.set_ylabel("throughput over that without offload")
     axes.grid(axis="x", visible=False)
     axes.set_ylim(bottom=0)
-    kinds = {name: own[0].evidence for name, own in shown.items() if own}
-    handles = [
-        Line2D(
-            [],
-            [],
-            ls="none",
-            marker="o",
-            color=colours[name],
-            fillstyle=EVIDENCE_STYLE[kind].fill,
-            markerfacecoloralt="white",
-            label=f"{kind}: {name}",
-        )
-        for name, kind in kinds.items()
-    ]
     title = "Machine, model and pool differ between the groups: only the ratio is shared"
     axes.legend(
         handles=handles,
@@ -257,17 +217,69 @@ def gains_figure(groups: dict[str, Sequence[LoadPoint]]) -> Figure:
     return figure
 
 
+_ABOVE: dict[str, Any] = {"ha": "right", "va": "bottom"}
+
+
+def _gains(
+    axes: Axes, own: Sequence[LoadPoint], sessions: Sequence[int], shift: float, colour: str
+) -> None:
+    """One group of ratios: points side by side at their number of sessions, a line a pool."""
+    fill: Any = EVIDENCE_STYLE[own[0].evidence].fill
+    places: dict[float, list[tuple[float, Ratio]]] = {}
+    for count in sessions:
+        here = sorted(
+            (one for one in own if one.concurrency == count), key=lambda one: one.pool_gib or 0.0
+        )
+        step = min(0.09, 0.3 / max(1, len(here) - 1))
+        for number, one in enumerate(here):
+            x = sessions.index(count) + shift + step * (number - (len(here) - 1) / 2)
+            assert one.ratio is not None
+            places.setdefault(one.pool_gib or 0.0, []).append((x, one.ratio))
+    for number, (pool, chain) in enumerate(sorted(places.items())):
+        look = _POOLS[number % len(_POOLS)]
+        across = [x for x, _ in chain]
+        middles = [ratio[0] for _, ratio in chain]
+        axes.plot(across, middles, color=colour, lw=0.8, ls=look.linestyle, alpha=0.7)
+        axes.errorbar(
+            across,
+            middles,
+            yerr=[
+                [ratio[0] - ratio[1] for _, ratio in chain],
+                [ratio[2] - ratio[0] for _, ratio in chain],
+            ],
+            color=colour,
+            marker=look.marker,
+            fillstyle=fill,
+            markerfacecoloralt="white",
+            capsize=2.5,
+            elinewidth=1.2,
+            ls="none",
+        )
+        # left of the first point: with more sessions the lines come together
+        axes.annotate(
+            f"{pool:g}",
+            (across[0], middles[0]),
+            xytext=(-7, 0),
+            textcoords="offset points",
+            fontsize=7.5,
+            ha="right",
+            va="center",
+            color=colour,
+        )
+
+
 def cycle_figure(points: Sequence[LoadPoint], title: str) -> Figure:
     """Mean cycle of a session: waiting for the first token, and the rest, a bar a point."""
     rows = [one for one in points if one.ttft_s is not None and one.requests_per_hour]
-    figure, axes = plt.subplots(figsize=(9.0, 1.5 + 0.36 * len(rows)))
+    figure, axes = plt.subplots(figsize=(9.0, 1.6 + 0.28 * len(rows)))
     for place, one in enumerate(rows):
         cycle, wait = cycle_of(one)
         axes.barh(-place, wait, height=0.7, color=ORANGE, hatch="////", ec="#222222", lw=0.7)
-        axes.barh(-place, cycle - wait, left=wait, height=0.7, color=SKY, ec="#222222", lw=0.7)
+        rest = max(cycle - wait, 0.0)
+        axes.barh(-place, rest, left=wait, height=0.7, color=SKY, ec="#222222", lw=0.7)
         axes.annotate(
             f"{cycle:.3g} s, {wait / cycle:.0%} waiting",
-            (cycle, -place),
+            (max(cycle, wait), -place),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
@@ -276,7 +288,9 @@ def cycle_figure(points: Sequence[LoadPoint], title: str) -> Figure:
     axes.set_yticks(
         [-float(place) for place in range(len(rows))],
         [one.setting + (f" ({one.name})" if _twice(one, rows) else "") for one in rows],
+        fontsize=9,
     )
+    axes.set_ylim(-len(rows) + 0.4, 0.6)
     axes.set_xlabel("seconds from one request of a session to its next")
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.18)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -28,9 +29,18 @@ from atom.workbook.figures import (
     evidence_handle,
 )
 from atom.workbook.throughput_analysis import Row, value_text
-from atom.workbook.throughput_bounds import COPY, DECODE, IDLE, PREFILL, CopyRate, PointBounds
+from atom.workbook.throughput_bounds import (
+    COPY,
+    DECODE,
+    IDLE,
+    PREFILL,
+    CopyRate,
+    PointBounds,
+    Scale,
+)
 from atom.workbook.throughput_effects import Effect
 from atom.workbook.throughput_outcomes import ArmOutcomes
+from atom.workbook.throughput_points import LoadPoint
 
 _FACTOR_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, YELLOW, GREY, BLACK)
 
@@ -75,6 +85,46 @@ def effects_figure(found: Sequence[Effect], title: str, kind: str) -> Figure:
     return figure
 
 
+_SESSIONS = (("v", SKY), ("s", ORANGE), ("D", GREEN), ("o", BLUE), ("^", VERMILION), ("P", PURPLE))
+
+
+def scale_figure(points: Sequence[LoadPoint], scale: Scale) -> Figure:
+    """Throughput over that without offload, against how much of the working set the pool holds."""
+    figure, axes = plt.subplots(figsize=(8.0, 4.2))
+    axes.axhline(1, color=BLACK, lw=1)
+    axes.axvline(1, color=GREY, lw=1, ls="--")
+    counts = sorted({one.concurrency for one in points if one.ratio})
+    for count, (marker, colour) in zip(counts, cycle(_SESSIONS), strict=False):
+        own = sorted(
+            (one for one in points if one.ratio and one.concurrency == count),
+            key=lambda one: one.pool_gib or 0.0,
+        )
+        fill: Any = EVIDENCE_STYLE[own[0].evidence].fill
+        ratios = [one.ratio for one in own if one.ratio]
+        axes.errorbar(
+            [scale.pool_over_working_set(one.pool_gib or 0.0, count) for one in own],
+            [ratio[0] for ratio in ratios],
+            yerr=[
+                [ratio[0] - ratio[1] for ratio in ratios],
+                [ratio[2] - ratio[0] for ratio in ratios],
+            ],
+            color=colour,
+            marker=marker,
+            fillstyle=fill,
+            markerfacecoloralt="white",
+            capsize=3,
+            lw=1.2,
+            label=value_text("concurrency", count),
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("pool over the live sessions' working set (log); dashed: it holds all of it")
+    axes.set_ylabel("throughput over that without offload")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    return figure
+
+
 #: what a point is bound by: colour, hatch, marker
 _BOUNDS: dict[str, tuple[str, str, str]] = {
     PREFILL: (ORANGE, "////", "s"),
@@ -90,17 +140,18 @@ def bounds_figure(found: Sequence[PointBounds], rate: CopyRate, evidence: Eviden
     Left, both axes logarithmic: the roof is the copy's rate over the bytes copied for each token.
     Points that copied nothing stand at the left edge. Right: busy share of the time under load.
     """
-    height = 1.6 + 0.27 * len(found)
-    figure, (roof, bars) = plt.subplots(
-        1, 2, figsize=(11.5, max(4.4, height)), width_ratios=[1.0, 1.25]
-    )
+    settings = _by_setting(found)
+    height = 1.6 + 0.24 * len(settings)
+    figure, (roof, bars) = plt.subplots(1, 2, figsize=(11.5, max(4.6, height)))
+    roof.set_box_aspect(0.85)
+    roof.set_anchor("N")
     copied = [one.bytes_per_token for one in found if one.copied_bytes]
     least = min(copied, default=1.0) / 4
     most = max(copied, default=1.0) * 8
     x = np.geomspace(least, most, 20)
     roof.plot(x, rate.bytes_per_s / x, color=VERMILION, lw=1.6)
     roof.annotate(
-        f"host copy, {rate.bytes_per_s / 1e9:.3g} GB/s",
+        f"host copy, {rate.bytes_per_s / 1e9:.4g} GB/s",
         (x[12], rate.bytes_per_s / x[12]),
         xytext=(4, 4),
         textcoords="offset points",
@@ -146,31 +197,19 @@ def bounds_figure(found: Sequence[PointBounds], rate: CopyRate, evidence: Eviden
         frameon=False,
         fontsize=8,
     )
-    for place, one in enumerate(found):
+    for place, shares in enumerate(settings.values()):
         left = 0.0
         for name in (PREFILL, DECODE):
-            share = 100 * one.shares[name]
+            share = 100 * shares[name]
             colour, hatch, _ = _BOUNDS[name]
-            bars.barh(
-                -place,
-                share,
-                left=left,
-                height=0.72,
-                color=colour,
-                hatch=hatch,
-                ec="#222222",
-                lw=0.6,
-            )
+            look = {"color": colour, "hatch": hatch, "ec": "#222222", "lw": 0.6}
+            bars.barh(-place, share, left=left, height=0.72, **look)
             left += share
         # copies overlap with compute, so they stand on a line of their own across the bar
-        copy = 100 * one.shares[COPY]
+        copy = 100 * shares[COPY]
         bars.plot([copy, copy], [-place - 0.42, -place + 0.42], color=VERMILION, lw=3)
-    names = [
-        f"{value_text('concurrency', one.row['concurrency'])}, "
-        f"{value_text('pool_gib', one.row['pool_gib'])}"
-        for one in found
-    ]
-    bars.set_yticks([-float(place) for place in range(len(found))], names, fontsize=8)
+    bars.set_yticks([-float(place) for place in range(len(settings))], list(settings), fontsize=8)
+    bars.set_ylim(-len(settings) + 0.4, 0.6)
     bars.set_xlabel("% of the time under load")
     bars.set_xlim(0, 105)
     bars.grid(axis="y", visible=False)
@@ -187,6 +226,20 @@ def bounds_figure(found: Sequence[PointBounds], rate: CopyRate, evidence: Eviden
         fontsize=8,
     )
     return figure
+
+
+def _by_setting(found: Sequence[PointBounds]) -> dict[str, dict[str, float]]:
+    """Shares by setting, means over its repeats."""
+    groups: dict[str, list[PointBounds]] = {}
+    for one in found:
+        sessions = value_text("concurrency", one.row["concurrency"])
+        groups.setdefault(f"{sessions}, {value_text('pool_gib', one.row['pool_gib'])}", []).append(
+            one
+        )
+    return {
+        setting: {name: float(np.mean([one.shares[name] for one in own])) for name in own[0].shares}
+        for setting, own in groups.items()
+    }
 
 
 def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidence) -> Figure:
@@ -237,7 +290,9 @@ def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidenc
     )
     # linear below a microsecond: under zero_copy a status may land at once
     axes.set_xscale("symlog", linthresh=1.0)
-    axes.set_xlim(left=-0.2)
+    longest = max((row["status_latency_max_us"] or 1.0 for row in shown), default=1.0)
+    axes.set_xlim(-0.2, 2 * longest)
+    axes.set_ylim(-len(shown) + 0.4, 0.6)
     axes.set_xlabel("microseconds from the step's last kernel to the landed status (log above 1)")
     axes.grid(axis="y", visible=False)
     handles = [

@@ -166,26 +166,35 @@ def heavy_rows(rows: Sequence[Row]) -> list[Row]:
 
 def latency_sentences(rows: Sequence[Row]) -> list[str]:
     """What a pool does to the landing of a status under ``hold``, and other arms beside it."""
-    groups: dict[tuple[int, float | None], dict[tuple[str, int | None], list[Row]]] = {}
-    for row in rows:
-        if row["status_latency_p99_us"] is not None:
-            place = (row["concurrency"], row["pool_gib"])
-            groups.setdefault(place, {}).setdefault(_arm(row), []).append(row)
+    timed = [row for row in rows if row["status_latency_p99_us"] is not None]
+    held = [row for row in timed if row["protection"] == "hold"]
     found = []
+    sides = [[row for row in held if (row["pool_gib"] is None) is bare] for bare in (True, False)]
+    if all(sides):
+        texts = [
+            f"p50 {_range(own, 'p50')}, p99 {_range(own, 'p99')} us {where}"
+            for own, where in zip(sides, ("without offload", "with a pool"), strict=True)
+        ]
+        found.append(f"a status lands under hold after {'; '.join(texts)}.")
+    groups: dict[tuple[int, float | None], dict[tuple[str, int | None], list[Row]]] = {}
+    for row in heavy_rows(rows):
+        place = (row["concurrency"], row["pool_gib"])
+        groups.setdefault(place, {}).setdefault(_arm(row), []).append(row)
     for (sessions, pool), arms in sorted(
         groups.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)
     ):
-        bare = groups.get((sessions, None), {}).get(("hold", None))
-        if pool is None or (len(arms) < 2 and bare is None):
-            continue
-        parts = [f"{arm[0]}, chunk {arm[1]}: {_latency(own)}" for arm, own in sorted(arms.items())]
-        if bare is not None:
-            parts.append(f"hold without offload: {_latency(bare)}")
-        found.append(
-            f"{sessions} sessions, {pool:g} GiB: a status lands after, p50 / p99 in us, "
-            f"{'; '.join(parts)}."
-        )
+        if pool is not None:
+            parts = [
+                f"{arm[0]}, chunk {arm[1]}: {_latency(own)}" for arm, own in sorted(arms.items())
+            ]
+            found.append(f"{sessions} sessions, {pool:g} GiB, p50 / p99 in us: {'; '.join(parts)}.")
     return found
+
+
+def _range(rows: Sequence[Row], name: str) -> str:
+    values = [row[f"status_latency_{name}_us"] for row in rows]
+    ends = [_microseconds(float(end)) for end in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _latency(rows: Sequence[Row]) -> str:

@@ -188,7 +188,7 @@ def test_latencies_are_shown_where_arms_differ(found: LoadSet) -> None:
     assert {one["pool_gib"] for one in heavy} == {16.0, None}
     sentences = throughput_outcomes.latency_sentences(found.rows)
     assert any("zero_copy, chunk 64: 0 / 1.2" in text for text in sentences)
-    assert any("hold without offload: 12 / 90" in text for text in sentences)
+    assert "p50 12, p99 90 us without offload; p50 400, p99 900 us with a pool" in sentences[0]
     assert len(throughput_outcomes.latency_table(found.rows)) > 6
     assert len(throughput_outcomes.hits_table(found.main)) == 12
     assert "32 sessions: of the prompt tokens 90% without offload, 78% with 4 GiB, 40% with" in (
@@ -279,7 +279,8 @@ def test_arms_that_were_left_out_leave_claims_open(tmp_path: Path) -> None:
 
 def test_figures_are_drawn(found: LoadSet) -> None:
     figures.style()
-    table = bounds(found.main, RATE)
+    table, scale = bounds(found.main, RATE), scale_of(found.main)
+    assert scale is not None
     drawn = [
         figures_throughput.load_figure(found.points, Evidence.MEASURED, "load"),
         figures_throughput.gains_figure({"theirs": published_points(), "ours": found.points}),
@@ -291,6 +292,7 @@ def test_figures_are_drawn(found: LoadSet) -> None:
         figures_throughput_rows.latency_figure(
             throughput_outcomes.heavy_rows(found.rows), RATE, Evidence.MEASURED
         ),
+        figures_throughput_rows.scale_figure(found.points, scale),
         figures_throughput_rows.outcomes_figure(
             throughput_outcomes.outcomes(found.rows), "outcomes"
         ),
