@@ -278,7 +278,7 @@ class ModelRunner:
                 *(payload.raw for payload in payloads),
                 buffers.token_table,
                 buffers.num_bonus,
-                buffers.next_token,
+                buffers.sampled_ids,
             ),
             scalars=(
                 rows,

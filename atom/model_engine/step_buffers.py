@@ -49,7 +49,7 @@ class StepBuffers:
         logits: ``[M * (1 + k), vocabulary]``.
         hidden: ``[tokens, H]``.
         num_bonus: int32 ``[M]``.
-        next_token: int64 ``[M]``.
+        sampled_ids: int64 ``[M, 1 + k]``.
         step_drafts: of a decode step: the drafts that it verifies int64 ``[M, k]``, their number
             int32 ``[M]``, the position of the first verified token int64 ``[M]``, and the row's
             place in the token table int32 ``[M]``.
@@ -86,7 +86,7 @@ class StepBuffers:
         self.logits = self._zeros((rows, config.vocab_size), dtype)
         self.hidden = self._zeros((tokens, config.hidden_size), dtype)
         self.num_bonus = self._zeros((most,), torch.int32)
-        self.next_token = self._zeros((most,), torch.int64)
+        self.sampled_ids = self._zeros((most, query), torch.int64)
         self.step_drafts: tuple[Tensor, ...] = (
             self._zeros((most, drafts), torch.int64),
             self._zeros((most,), torch.int32),

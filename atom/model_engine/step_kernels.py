@@ -33,8 +33,8 @@ from atom.models.caches import ModelCaches
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
 from atom.models.registry import lookup
+from atom.spec_decode.mtp import Drafts, draft_first_pass, draft_plan, keep_drafts
 from atom.spec_decode.mtp import draft as draft_further
-from atom.spec_decode.mtp import draft_first_pass, draft_plan
 from atom.spec_decode.rejection_sampler import HostOutputs, write_outputs
 from atom.spec_decode.sampling import SamplingTensors
 
@@ -166,12 +166,12 @@ def sample(
     (temperature and top-p float32 ``[2, M]``, top-k int32 ``[M]``, seeds int64 ``[M]``), the guard
     record, and what a decode's forward pass left of its drafts. Writes the raw payloads of status,
     ids and (if wanted) logprobs, and for later work of the step: the token table, bonus int32
-    ``[M]`` and next token int64 ``[M]``.
+    ``[M]`` and sampled ids int64 ``[M, 1 + k]``.
     """
     logits, metadata, starts, forced_bonus, numbers, top_k, seeds, record = reads[:8]
     step_drafts, num_drafts, positions, places = (tensor[:rows] for tensor in reads[8:])
     status, ids = writes[0], writes[1]
-    token_table, num_bonus, next_token = writes[-3:]
+    token_table, num_bonus, sampled_ids = writes[-3:]
     if is_prefill:
         starts = torch.arange(rows + 1, dtype=torch.int32, device=logits.device)
         num_drafts = torch.zeros(rows, dtype=torch.int32, device=logits.device)
@@ -203,7 +203,7 @@ def sample(
         places,
         token_table,
         num_bonus[:rows],
-        next_token[:rows],
+        sampled_ids[:rows],
     )
 
 
@@ -220,42 +220,34 @@ def draft(
 ) -> None:
     """Kernel body: the MTP layer over a step's tokens, then drafts for the next step.
 
-    Reads metadata, block tables, the step's ids, hidden, bonus and next token, and for a prefill
+    Reads metadata, block tables, the step's ids, hidden, bonus and sampled ids, and for a prefill
     the prompt token behind each chunk, int64 ``[rows]``, -1 behind a prompt's last. Writes the
     token table (drafts), draft ids int64 ``[M, k]``, confidence float32 ``[M, k]``, five scratch
     tensors and the MTP layer's KV pool.
     """
     model: StepModel = lookup(handle)
     assert model.mtp is not None
-    input_ids, hidden, num_bonus, next_token = reads[2:6]
+    input_ids, hidden, num_bonus, sampled_ids = reads[2:6]
     token_table, draft_ids, confidence = writes[:3]
     scratch, kv_cache = writes[3:8], writes[8]
     inputs = _inputs(scratch, rows)
     meta = _metadata(reads, inputs, rows, tokens, max_query_len, max_context_len, is_prefill)
-    place = table_rows(reads[0][STATE_SLOTS, :rows], token_table)
-    num_bonus, next_token = num_bonus[:rows], next_token[:rows]
-    # accepted drafts, then the token behind them: what the sampler put into its payload
-    column = torch.arange(token_table.shape[1], device=hidden.device)
-    sampled = token_table[place].roll(-1, 1)
-    sampled = torch.where(column < num_bonus[:, None], sampled, next_token[:, None])
-    sampled = torch.where(column <= num_bonus[:, None], sampled, -1)
     with torch.no_grad():
         plan = draft_plan(
             input_ids[:tokens],
             meta,
             model.draft_tokens,
             model.block_size,
-            sampled_ids=sampled,
-            num_bonus=num_bonus,
+            sampled_ids=sampled_ids[:rows],
+            num_bonus=num_bonus[:rows],
             known_next_ids=reads[6] if is_prefill else None,
         )
         states = draft_first_pass(model.mtp, hidden[:tokens], meta, kv_cache, plan)
         if not wants_drafts:
             return
-        drafts = draft_further(model.mtp, states, meta, kv_cache, plan)
-    draft_ids[:rows] = drafts.ids
-    confidence[:rows] = drafts.confidence
-    token_table[place, 1:] = drafts.ids
+        drafts = Drafts(draft_ids[:rows], confidence[:rows])
+        draft_further(model.mtp, states, meta, kv_cache, plan, out=drafts)
+        keep_drafts(token_table, meta.state_slots, drafts.ids)
 
 
 def publish_drafts(reads: Tensors, writes: Tensors, tag: int) -> None:

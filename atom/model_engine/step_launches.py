@@ -113,7 +113,7 @@ class StepLaunches:
         """The MTP layer; see :func:`atom.model_engine.step_kernels.draft`."""
         buffers = self.buffers
         reads = [metadata, block_tables, input_ids, buffers.hidden]
-        reads += [buffers.num_bonus, buffers.next_token]
+        reads += [buffers.num_bonus, buffers.sampled_ids]
         if next_prompt_ids is not None:
             reads.append(next_prompt_ids)
         self.device.launch(

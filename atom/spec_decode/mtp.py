@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from atom.model_ops.attention_metadata import AttentionMetadata
+from atom.model_ops.decode_inputs import table_rows
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
 
 
@@ -189,6 +190,8 @@ def draft(
     meta: AttentionMetadata,
     kv_cache: Tensor,
     plan: DraftPlan,
+    *,
+    out: Drafts | None = None,
 ) -> Drafts:
     """Guess as many tokens behind each row's last accepted one as the plan has passes.
 
@@ -198,43 +201,71 @@ def draft(
         meta: the step's batch.
         kv_cache: the layer's own; changed in place.
         plan: of this step.
+        out: where they go; allocated by default.
+
+    Returns:
+        ``out``.
     """
     state = states.index_select(0, plan.last_index)
-    passes = plan.positions.shape[0]
-    ids, confidence = likeliest(mtp.project(state))
-    found = [(ids, confidence)]
-    for number in range(1, passes):
-        state = mtp(ids, state, _one_token(meta, plan, number), kv_cache)
-        ids, confidence = likeliest(mtp.project(state))
-        found.append((ids, confidence))
-    return Drafts(
-        torch.stack([ids for ids, _ in found], dim=1),
-        torch.stack([confidence for _, confidence in found], dim=1),
-    )
+    passes, rows = plan.positions.shape
+    if out is None:
+        out = Drafts(
+            torch.empty((rows, passes), dtype=torch.int64, device=state.device),
+            torch.empty((rows, passes), dtype=torch.float32, device=state.device),
+        )
+    for number in range(passes):
+        if number:
+            ids = out.ids[:, number - 1]
+            state = mtp(ids, state, _one_token(meta, plan, number), kv_cache)
+        likeliest(mtp.project(state), out.ids[:, number], out.confidence[:, number])
+    return out
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+def keep_drafts(token_table: Tensor, groups: Tensor, ids: Tensor) -> None:
+    """Put each request's drafts behind its last token in the token table.
+
+    Args:
+        token_table: int64 ``[groups + 1, 1 + k]``; changed in place. Its last row takes what
+            padding rows have, and rows of a group that there is not.
+        groups: int32 ``[S]``, state groups.
+        ids: int64 ``[S, k]``.
+    """
+    if ids.is_cuda:
+        from atom.spec_decode import mtp_triton
+
+        mtp_triton.keep_drafts(token_table, groups, ids)
+    else:
+        keep_drafts_reference(token_table, groups, ids)
+
+
+def keep_drafts_reference(token_table: Tensor, groups: Tensor, ids: Tensor) -> None:
+    """:func:`keep_drafts` in plain torch, on any device."""
+    token_table[table_rows(groups, token_table), 1:] = ids
+
+
+def likeliest(logits: Tensor, ids: Tensor, confidence: Tensor) -> None:
     """The likeliest id of each row, the first of equals, and its probability.
 
     Args:
         logits: ``[S, vocabulary]``, any floating dtype.
-
-    Returns:
-        int64 ``[S]`` and float32 ``[S]``.
+        ids: int64 ``[S]``, written; may be a column.
+        confidence: float32 ``[S]``, written; may be a column.
     """
     if logits.is_cuda:
         from atom.spec_decode import mtp_triton
 
-        return mtp_triton.likeliest(logits)
-    return likeliest_reference(logits)
+        mtp_triton.likeliest(logits, ids, confidence)
+    else:
+        likeliest_reference(logits, ids, confidence)
 
 
-def likeliest_reference(logits: Tensor) -> tuple[Tensor, Tensor]:
+def likeliest_reference(logits: Tensor, ids: Tensor, confidence: Tensor) -> None:
     """:func:`likeliest` in plain torch, on any device."""
     values = logits.float()
-    ids = values.argmax(dim=-1)
-    top = values.gather(-1, ids[:, None])[:, 0]
-    return ids, torch.exp(top - values.logsumexp(dim=-1))
+    best = values.argmax(dim=-1)
+    top = values.gather(-1, best[:, None])[:, 0]
+    ids.copy_(best)
+    confidence.copy_(torch.exp(top - values.logsumexp(dim=-1)))
 
 
 def _one_token(meta: AttentionMetadata, plan: DraftPlan, number: int) -> AttentionMetadata:

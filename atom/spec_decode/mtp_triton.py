@@ -13,6 +13,8 @@ from atom.spec_decode.mtp import DraftPlan
 
 #: tokens, or blocks of a table, that a program handles at a time
 _CHUNK = 1024
+#: logits that a program looks through for the likeliest id
+_PART = 4096
 
 
 @triton.jit
@@ -166,35 +168,91 @@ def draft_plan(
 
 
 @triton.jit
-def likeliest_kernel(logits, ids, confidence, stride, vocabulary, CHUNK: tl.constexpr):
-    """Program ``s``: the highest logit of row ``s``, the first of equals, and its softmax."""
+def likeliest_part_kernel(
+    logits, part_best, part_place, part_sum, stride, vocabulary, parts, CHUNK: tl.constexpr
+):
+    """Program ``(s, part)``: the part's highest logit, its place, and the sum of its softmax."""
     row = tl.program_id(0).to(tl.int64)
-    best = float("-inf")
-    place = 0
-    total = 0.0
-    for begin in range(0, vocabulary, CHUNK):
-        column = begin + tl.arange(0, CHUNK)
-        here = column < vocabulary
-        values = tl.load(logits + row * stride + column, mask=here, other=float("-inf"))
-        values = values.to(tl.float32)
-        top = tl.max(values, 0)
-        first = tl.min(tl.where(values == top, column, vocabulary), 0)
-        place = tl.where(top > best, first, place)
-        higher = tl.maximum(top, best)
-        # a row without any number has no maximum to count from
-        peak = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(best - peak) + tl.sum(tl.exp(values - peak), 0)
-        best = higher
-    tl.store(ids + row, place)
-    tl.store(confidence + row, 1.0 / total)
+    part = tl.program_id(1)
+    column = part * CHUNK + tl.arange(0, CHUNK)
+    here = column < vocabulary
+    values = tl.load(logits + row * stride + column, mask=here, other=float("-inf"))
+    values = values.to(tl.float32)
+    top = tl.max(values, 0)
+    # a part without any number has no maximum to count from
+    peak = tl.where(top == float("-inf"), 0.0, top)
+    at = row * parts + part
+    tl.store(part_best + at, top)
+    tl.store(part_place + at, tl.min(tl.where(values == top, column, vocabulary), 0))
+    tl.store(part_sum + at, tl.sum(tl.exp(values - peak), 0))
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+@triton.jit
+def likeliest_join_kernel(
+    part_best,
+    part_place,
+    part_sum,
+    ids,
+    confidence,
+    ids_stride,
+    confidence_stride,
+    parts,
+    PARTS: tl.constexpr,
+):
+    """Program ``s``: the highest logit of row ``s``, the first of equals, and its softmax."""
+    row = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    there = part < parts
+    at = row * parts + part
+    best = tl.load(part_best + at, mask=there, other=float("-inf"))
+    place = tl.load(part_place + at, mask=there, other=2**31 - 1)
+    share = tl.load(part_sum + at, mask=there, other=0.0)
+    top = tl.max(best, 0)
+    peak = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(share * tl.exp(best - peak), 0)
+    first = tl.min(tl.where(best == top, place, 2**31 - 1), 0)
+    tl.store(ids + row * ids_stride, first.to(tl.int64))
+    tl.store(confidence + row * confidence_stride, 1.0 / total)
+
+
+def likeliest(logits: Tensor, ids: Tensor, confidence: Tensor) -> None:
     """The Triton side of ``likeliest_reference``."""
     rows, vocabulary = logits.shape
-    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    confidence = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    likeliest_kernel[(rows,)](
-        logits, ids, confidence, logits.stride(0), vocabulary, CHUNK=4096, num_warps=8
+    parts = triton.cdiv(vocabulary, _PART)
+    scratch = torch.empty((3, rows, parts), dtype=torch.float32, device=logits.device)
+    places = scratch[1].view(torch.int32)
+    likeliest_part_kernel[(rows, parts)](
+        *(logits, scratch[0], places, scratch[2], logits.stride(0), vocabulary, parts),
+        CHUNK=_PART,
+        num_warps=4,
     )
-    return ids, confidence
+    likeliest_join_kernel[(rows,)](
+        *(scratch[0], places, scratch[2], ids, confidence),
+        *(ids.stride(0), confidence.stride(0), parts),
+        PARTS=triton.next_power_of_2(parts),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def keep_drafts_kernel(
+    token_table, state_slots, ids, spare, ids_row, K: tl.constexpr, WIDE: tl.constexpr
+):
+    """Program ``s``: drafts of row ``s`` into its group's row of the table, or into the last."""
+    row = tl.program_id(0)
+    group = tl.load(state_slots + row)
+    group = tl.where((group >= 0) & (group < spare), group, spare).to(tl.int64)
+    column = tl.arange(0, WIDE)
+    draft = tl.load(ids + row * ids_row + column, mask=column < K, other=0)
+    tl.store(token_table + group * (K + 1) + 1 + column, draft, mask=column < K)
+
+
+def keep_drafts(token_table: Tensor, groups: Tensor, ids: Tensor) -> None:
+    """The Triton side of ``keep_drafts_reference``."""
+    rows, drafts = ids.shape
+    keep_drafts_kernel[(rows,)](
+        *(token_table, groups, ids, token_table.shape[0] - 1, ids.stride(0)),
+        K=drafts,
+        WIDE=triton.next_power_of_2(drafts),
+        num_warps=1,
+    )

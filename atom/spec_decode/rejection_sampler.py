@@ -320,7 +320,7 @@ def write_outputs_reference(
     state_slots: Tensor,
     token_table: Tensor,
     num_bonus: Tensor,
-    next_token: Tensor,
+    sampled_ids: Tensor,
 ) -> None:
     """See :func:`write_outputs`."""
     requests, drafts = draft_ids.shape
@@ -330,6 +330,7 @@ def write_outputs_reference(
     for (raw, layout), tag in zip(payloads, outputs.tags, strict=False):
         if layout.tagged:
             layout.tags(raw).fill_(tag ^ _OPENING)
+    next_token = sampled_ids.new_empty(requests)
     verdict = Verdict(
         status[:requests],
         num_bonus,
@@ -348,6 +349,7 @@ def write_outputs_reference(
         all_greedy,
         verdict,
     )
+    sampled_ids.copy_(data[1])
     status[requests : 2 * requests] = num_bonus
     status[2 * requests :] = record
     # rows without a token write back what is there, so that no size depends on the data
@@ -376,7 +378,7 @@ def write_outputs(
     state_slots: Tensor,
     token_table: Tensor,
     num_bonus: Tensor,
-    next_token: Tensor,
+    sampled_ids: Tensor,
 ) -> None:
     """Judge a step's drafts and write all that follows: payloads with tags, and what stays here.
 
@@ -393,7 +395,8 @@ def write_outputs(
         state_slots: int32 ``[S]``, each request's row of ``token_table``; -1 for padding.
         token_table: int64 ``[groups, 1 + k]``; the next token goes into column 0.
         num_bonus: int32 ``[S]``, written, for later work of the step.
-        next_token: int64 ``[S]``, written, likewise; -1 where there is none.
+        sampled_ids: int64 ``[S, 1 + k]``, written, likewise: those of the payload, which may lie in
+            host memory.
 
     Raises:
         ValueError: a payload has not the size that its shape and its tags take.
@@ -418,5 +421,5 @@ def write_outputs(
         state_slots,
         token_table,
         num_bonus,
-        next_token,
+        sampled_ids,
     )

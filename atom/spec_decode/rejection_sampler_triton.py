@@ -168,7 +168,7 @@ def outputs_kernel(
     state_slots,
     token_table,
     num_bonus,
-    next_token,
+    kept_ids,
     stride,
     draft_stride,
     requests,
@@ -221,7 +221,7 @@ def outputs_kernel(
         tl.store(found + request * (K + 1) + column, logprob, mask=column <= K)
     # the drafter reads these; a payload may lie in host memory
     tl.store(num_bonus + request, bonus)
-    tl.store(next_token + request, last)
+    tl.store(kept_ids + request * (K + 1) + column, ids, mask=column <= K)
     group = tl.load(state_slots + request).to(tl.int64)
     tl.store(token_table + group * (K + 1), last, mask=(group >= 0) & (last >= 0))
     if request == 0:
@@ -384,7 +384,7 @@ def write_outputs_triton(
     state_slots: Tensor,
     token_table: Tensor,
     num_bonus: Tensor,
-    next_token: Tensor,
+    sampled_ids: Tensor,
 ) -> None:
     """The Triton side of ``write_outputs_reference``, for drafts without probabilities."""
     requests, drafts = draft_ids.shape
@@ -407,7 +407,7 @@ def write_outputs_triton(
         state_slots,
         token_table,
         num_bonus,
-        next_token,
+        sampled_ids,
         logits.stride(0),
         draft_ids.stride(0),
         requests,

@@ -41,21 +41,38 @@ CASES = [
     )
     for prefill in (False, True)
 ]
+_PARTS = {"part_best": "*fp32", "part_place": "*i32", "part_sum": "*fp32", "parts": "i32"}
 CASES += [
     CompileCase(
-        name=f"likeliest id of {dtype}",
+        name=f"likeliest id of {dtype}, parts",
         module="atom.spec_decode.mtp_triton",
-        kernel="likeliest_kernel",
-        signature={
-            "logits": f"*{dtype}",
-            "ids": "*i64",
-            "confidence": "*fp32",
-            "stride": "i32",
-            "vocabulary": "i32",
-        },
+        kernel="likeliest_part_kernel",
+        signature={"logits": f"*{dtype}", **_PARTS, "stride": "i32", "vocabulary": "i32"},
         constexprs={"CHUNK": 4096},
         divisible_by_16=("logits", "stride", "vocabulary"),
-        options={"num_warps": 8},
+        options={"num_warps": 4},
     )
     for dtype in ("bf16", "fp32")
+]
+CASES += [
+    CompileCase(
+        name="likeliest id, join",
+        module="atom.spec_decode.mtp_triton",
+        kernel="likeliest_join_kernel",
+        signature={"ids": "*i64", "confidence": "*fp32", **_PARTS}
+        | {"ids_stride": "i32", "confidence_stride": "i32"},
+        constexprs={"PARTS": 8},
+        divisible_by_16=(),
+        options={"num_warps": 1},
+    ),
+    CompileCase(
+        name="keep drafts",
+        module="atom.spec_decode.mtp_triton",
+        kernel="keep_drafts_kernel",
+        signature={"token_table": "*i64", "state_slots": "*i32", "ids": "*i64"}
+        | {"spare": "i32", "ids_row": "i32"},
+        constexprs={"K": 3, "WIDE": 4},
+        divisible_by_16=(),
+        options={"num_warps": 1},
+    ),
 ]

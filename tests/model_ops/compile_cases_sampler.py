@@ -60,7 +60,7 @@ _OUTPUTS = {
     "state_slots": "*i32",
     "token_table": "*i64",
     "num_bonus": "*i32",
-    "next_token": "*i64",
+    "kept_ids": "*i64",
     "requests": "i32",
 }
 _SHAPE = {"K": 3, "WIDTH": 4, "PARTS": 32}

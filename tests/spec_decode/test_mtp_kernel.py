@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.spec_decode.mtp import (
     draft_plan,
     draft_plan_reference,
+    keep_drafts,
     likeliest,
     likeliest_reference,
 )
@@ -114,23 +116,58 @@ def rows_of_logits() -> list[torch.Tensor]:
     return [wide, wide[:, :4096].bfloat16(), torch.randn(1, 7, generator=generator)]
 
 
-def assert_same_likeliest(found: Any, logits: torch.Tensor) -> None:
-    ids, confidence = likeliest_reference(logits.cpu())
-    assert torch.equal(found[0].cpu(), ids)
-    torch.testing.assert_close(found[1].cpu(), confidence, rtol=1e-5, atol=1e-6)
+def assert_same_likeliest(run: Callable[..., None], logits: torch.Tensor) -> None:
+    """Into the second of three columns; the others stay."""
+    both = []
+    for step, values in ((likeliest_reference, logits.cpu()), (run, logits)):
+        ids = torch.full((len(values), 3), -5, device=values.device)
+        confidence = torch.full((len(values), 3), -5.0, device=values.device)
+        step(values, ids[:, 1], confidence[:, 1])
+        both.append((ids.cpu(), confidence.cpu()))
+    (expected_ids, expected), (ids, found) = both
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def assert_drafts_are_kept(run: Callable[..., None], device: str) -> None:
+    groups = torch.tensor([3, -1, 0, 4, 9], dtype=torch.int32, device=device)
+    ids = torch.arange(20, device=device).view(5, 4)[:, :3]
+    table = torch.full((5, 4), -8, device=device)
+    run(table, groups, ids)
+    kept = table.tolist()
+    assert kept[3] == [-8, 0, 1, 2]
+    assert kept[0] == [-8, 8, 9, 10]
+    assert kept[1] == kept[2] == [-8] * 4
+    # of those that have no row
+    assert kept[4] in ([-8, 4, 5, 6], [-8, 12, 13, 14], [-8, 16, 17, 18])
+
+
+def check_kept_drafts() -> None:
+    from atom.spec_decode import mtp_triton
+
+    assert_drafts_are_kept(mtp_triton.keep_drafts, "cpu")
+
+
+def test_drafts_are_kept() -> None:
+    assert_drafts_are_kept(keep_drafts, "cpu")
+
+
+@pytest.mark.gpu
+def test_drafts_are_kept_on_the_accelerator() -> None:
+    assert_drafts_are_kept(keep_drafts, "cuda")
 
 
 def check_likeliest() -> None:
     from atom.spec_decode import mtp_triton
 
     for logits in rows_of_logits():
-        assert_same_likeliest(mtp_triton.likeliest(logits), logits)
+        assert_same_likeliest(mtp_triton.likeliest, logits)
 
 
 @pytest.mark.gpu
 def test_likeliest_on_the_accelerator() -> None:
     for logits in rows_of_logits():
-        assert_same_likeliest(likeliest(logits.cuda()), logits)
+        assert_same_likeliest(likeliest, logits.cuda())
 
 
 @pytest.mark.gpu

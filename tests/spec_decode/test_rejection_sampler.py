@@ -349,9 +349,9 @@ def test_payloads_carry_status_record_ids_and_tags() -> None:
     record = torch.tensor([1, 2, 3, 16385, 5, 0, 0, 0], dtype=torch.int32)
     slots = torch.tensor([5, -1, 0, -1], dtype=torch.int32)
     table = torch.full((6, 1 + K), 50)
-    counts, tokens = torch.empty(4, dtype=torch.int32), torch.empty(4, dtype=torch.int64)
+    counts, kept = torch.empty(4, dtype=torch.int32), torch.empty((4, 1 + K), dtype=torch.int64)
     front = batch.arguments()[:-1]
-    behind: tuple[Any, ...] = (outputs, record, slots, table, counts, tokens)
+    behind: tuple[Any, ...] = (outputs, record, slots, table, counts, kept)
     write_outputs(*front, *behind)
     status, ids, logprobs = (
         read_payload(raw, layout, 31) for raw, layout in zip(raws, layouts, strict=True)
@@ -365,7 +365,8 @@ def test_payloads_carry_status_record_ids_and_tags() -> None:
     assert expected.logprobs is not None
     torch.testing.assert_close(logprobs, expected.logprobs, rtol=1e-5, atol=1e-5)
     assert torch.equal(counts, expected.num_bonus)
-    assert torch.equal(tokens, expected.next_token)
+    assert torch.equal(kept, expected.sampled_ids)
+    tokens = expected.next_token
     column = [int(tokens[2]), 50, 50, 50, 50, int(tokens[0])]
     assert table[:, 0].tolist() == column
     assert bool((table[:, 1:] == 50).all())

@@ -117,8 +117,8 @@ def table_arguments(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     slots = torch.where(lengths > 0, slots, -1)
     table = torch.full((requests + 4, 1 + drafts), 55, device=device)
     counts = torch.full((requests,), 66, dtype=torch.int32, device=device)
-    tokens = torch.full((requests,), 66, dtype=torch.int64, device=device)
-    return slots, table, counts, tokens
+    kept = torch.full((requests, 1 + drafts), 66, dtype=torch.int64, device=device)
+    return slots, table, counts, kept
 
 
 def check_verdicts() -> None:
