@@ -157,7 +157,7 @@ async def _serve(
                 running.cancel()
                 _end_others(before)
         # a harness that was ended has no result
-        result = None if running.cancelled() else running.result()
+        result, note = (None, None) if running.cancelled() else running.result()
     finally:
         if watching is not None:
             watching.cancel()
@@ -167,7 +167,8 @@ async def _serve(
     if failure is not None:
         return failure.outcome, str(failure)
     assert result is not None
-    return await asyncio.to_thread(_outcome, server, result)
+    outcome, detail = await asyncio.to_thread(_outcome, server, result)
+    return outcome, detail if outcome is not Outcome.OK else detail or note
 
 
 def _cold_start(settings: ThroughputSettings) -> str:
@@ -186,21 +187,22 @@ def _end_others(before: set[int]) -> None:
 
 async def _run_load(
     settings: ThroughputSettings, traces: Traces, load: LoadSettings, url: str, log: Path
-) -> LoadResult:
+) -> tuple[LoadResult, str | None]:
+    """The load's result, and what the record has to say of who made it."""
     if settings.client == "agentx":
         return await asyncio.to_thread(_run_agentx, settings, traces, load, url, log)
     client = HttpClient(
         url, settings.server_model, settings.api_key_env, vocab_size=settings.server_vocab_size
     )
     try:
-        return await run_load(client, traces.sessions, load)
+        return await run_load(client, traces.sessions, load), None
     finally:
         await client.close()
 
 
 def _run_agentx(
     settings: ThroughputSettings, traces: Traces, load: LoadSettings, url: str, log: Path
-) -> LoadResult:
+) -> tuple[LoadResult, str]:
     assert settings.server_tokenizer is not None
     with tempfile.TemporaryDirectory(prefix="atom-agentx-") as folder:
         # as read: without the sessions that were left out, and with their lengths scaled
@@ -216,11 +218,12 @@ def _run_agentx(
             api_key_env=settings.api_key_env,
         )
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    _LOGGER.info("agentx %s, submission_valid %s", found.version, found.submission_valid)
+    valid = str(found.submission_valid).lower()
+    note = f"agentx {found.version}, submission_valid: {valid}"
     own = [row for row in found.rows if row.phase == "profiling"]
     window = min(row.started for row in own), max(row.ended for row in own)
     seconds = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
-    return LoadResult(found.rows, found.summary, window, seconds)
+    return LoadResult(found.rows, found.summary, window, seconds), note
 
 
 async def _watch(server: Server, silence: float) -> ServerFailed:

@@ -168,6 +168,7 @@ def test_the_harness_puts_the_load_on_in_place_of_our_client(
     assert told["outcome"] == Outcome.OK.value, told["outcome_detail"]
     assert told["effective_total_throughput"] == 26
     assert (told["requests"], told["cold_start"]) == (1, "process")
+    assert told["outcome_detail"] == "agentx 1.0.12, submission_valid: false"
     assert len(told["requests_table"]) == 1
 
 
