@@ -141,7 +141,7 @@ def _explore(arguments: Namespace) -> int:
     rows: list[ExplorationRow] = []
     faults: list[str] = []
     for program in programs(paths, protocols, tuple(range(1, depth + 1))):
-        row, found = explore_program(program)
+        row, found = explore_program(program, whole=arguments.full and program.depth <= 2)
         rows.append(row)
         faults += unexpected(row)
         if not arguments.json:
