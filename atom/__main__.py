@@ -68,7 +68,8 @@ examples
   python -m atom compare RUN_A RUN_B --allow-different seed settings --json
 
 Rates come with exact intervals, and their difference with Newcombe's. On different machines only
-figures without a unit are compared: rates, and times over those of the run's own null arm.
+figures without a unit are compared: rates, and quotients to the run's own null arm or to its own
+points without offload. Published are counts of race and lifetime.
 """
 _RECORDS_EPILOG = """\
 example

@@ -12,6 +12,7 @@ from atom.benchmarks.engine_speed_rows import SpeedArm
 from atom.benchmarks.kernel_rows import Question
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.workbook import compare_throughput
 from atom.workbook.compare_model import Comparison, Rate, Side, TimeRatio
 from atom.workbook.kernel_analysis import BASES
 from atom.workbook.lifetime_published import published_points
@@ -19,10 +20,17 @@ from atom.workbook.race_analysis import label_of
 from atom.workbook.records import Run
 
 _MODEL = ("model", "preset", "precision")
-_AMOUNT = ("trials", "repeats", "requests", "steps", "peer_steps", "profile_steps", "marked_steps")
+_AMOUNT = (
+    *("trials", "repeats", "requests", "steps", "peer_steps", "profile_steps", "marked_steps"),
+    *("duration_seconds", "central_repeats", "time_limit_seconds", "setup_seconds"),
+)
 #: where a run goes, and which of its cells are there: what both have is compared
 _SCOPE = ("device", "device_profile", "only", "paths", "protocols", "memory", "token_budgets")
 _SCOPE_TOO = ("law_budgets", "batch_sizes", "channels", "queries")
+_SCOPE_OF_LOADS = (
+    *("concurrency", "pool_gib", "no_offload", "protocol", "offload_policy", "chunk_tokens"),
+    *("special", "central_concurrency", "crash_points", "heavy_points", "other_chunk_tokens"),
+)
 
 Rates = Iterator[tuple[str, int, int]]
 Ratios = Iterator[tuple[str, TimeRatio]]
@@ -41,7 +49,7 @@ class _Figures:
 def _conditions(run: Run) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"load": {}, "model": {}, "seed": {}, "settings": {}}
     for name, value in run.provenance.settings.items():
-        if name in _SCOPE or name in _SCOPE_TOO:
+        if name in (*_SCOPE, *_SCOPE_TOO, *_SCOPE_OF_LOADS):
             continue
         kind = "settings" if name in _AMOUNT else "seed" if name == "seed" else "load"
         found["model" if name in _MODEL else kind][name] = value
@@ -188,6 +196,12 @@ COMPARISONS = {
         "engine_fault": _Figures(_fault_rates, _stale_values, base="x the token budget"),
         "engine_speed": _Figures(ratios=_speed_ratios, base="x its own base"),
         "greedy_equality": _Figures(_greedy),
+        "throughput": _Figures(
+            compare_throughput.rates,
+            compare_throughput.quotients,
+            compare_throughput.times,
+            base="x its own without offload",
+        ),
     }.items()
 }
 COMPARISONS["lifetime"] = replace(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from throughput_points_made_up import record as made_up_throughput
 
 from atom.errors import BadInput
 from atom.workbook import compare as module
@@ -30,15 +31,16 @@ def other(run: Run, machine: str | None = None, **settings: Any) -> Run:
 
 
 @pytest.mark.parametrize("experiment", COMPARISONS)
-def test_each_experiment(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = load_runs([_ROOT], experiment)[0][0]
+def test_each_experiment(experiment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made_up = experiment == "throughput"
+    run = made_up_throughput(tmp_path) if made_up else load_runs([_ROOT], experiment)[0][0]
     beside(monkeypatch, run, run)
     same = compare("a", "b")
     assert same.rates or same.ratios
     assert all(line.finding == "no difference seen" for line in same.rates)
     for line in same.ratios:
         assert line.ratio == 1
-        assert (line.low is None) == (experiment == "engine_fault")
+        assert (line.low is None) == (experiment == "engine_fault") or made_up
         assert line.low is None or line.low <= 1 <= (line.high or 0)
     beside(monkeypatch, run, other(run, machine="elsewhere"))
     across = compare("a", "b")
@@ -87,3 +89,31 @@ def test_a_changed_count_and_a_slower_arm_stand_out(monkeypatch: pytest.MonkeyPa
     slower = [one for one in compare("a", "b").ratios if one.name.startswith("time of report over")]
     assert slower
     assert all(one.ratio == pytest.approx(2) and one.low and one.low > 1 for one in slower)
+
+
+def test_a_loads_quotients_are_those_to_its_own_points_without_a_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made_up_throughput(tmp_path)
+    # a machine twice as fast with and without a pool, but for one setting
+    points = run.tables["points"].copy()
+    points["total_throughput"] *= 2
+    faster = points["point_id"].str.contains("/c32/4GiB/")
+    points.loc[faster, "total_throughput"] *= 1.5
+    beside(monkeypatch, run, other(replace(run, tables={**run.tables, "points": points}), "x"))
+    ratios = {one.name: one for one in compare("a", "b").ratios}
+    tokens = {name: one for name, one in ratios.items() if name.startswith("tokens a second")}
+    assert {one.unit for one in ratios.values()} == {"x its own without offload"}
+    changed = {name for name, one in tokens.items() if one.ratio == pytest.approx(1.5)}
+    assert changed
+    assert all("/c32/4GiB" in name for name in changed)
+    assert all(one.ratio == pytest.approx(1) for name, one in tokens.items() if name not in changed)
+    assert any(
+        one.low is not None and one.low > 1.4 for name, one in tokens.items() if name in changed
+    )
+    # the unpatched arm with a pool dies: counted, and divided by nothing
+    cells = {line.cell: line.a for line in compare("a", "b").rates}
+    unwell = {name for name, rate in cells.items() if "did not end well" in name and rate.stale}
+    assert unwell
+    assert all("unpatched" in name for name in unwell)
+    assert not any(name.partition(", ")[2] in ratio for name in unwell for ratio in ratios)
