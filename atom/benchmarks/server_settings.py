@@ -25,7 +25,7 @@ class ServerSettings(Settings):
     base_url: str | None = Field(None, min_length=1, exclude=True)
     """A server that runs already, e.g. http://HOST:PORT. Not recorded."""
 
-    server_label: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}$")
+    server_label: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9 .,_+-]{0,63}$")
     """What serves, in words for the record, e.g. vllm 0.12; goes with the two above."""
 
     server_model: str = Field("default", min_length=1, max_length=256)
