@@ -134,6 +134,11 @@ class PointSweep(ABC, Generic[S]):
         """Where the settings run."""
         return DeviceChoice(getattr(settings, "device", DeviceChoice.ACCELERATOR))
 
+    def where(self, settings: S) -> str:
+        """What runs the points, in words."""
+        accelerator = self.device_of(settings) is DeviceChoice.ACCELERATOR
+        return "an accelerator" if accelerator else "the virtual device"
+
     def open(self, settings: S) -> Device:
         """The device of the settings."""
         if self.device_of(settings) is DeviceChoice.ACCELERATOR:
@@ -346,5 +351,5 @@ def _dry_run(sweep: PointSweep[S], settings: S, arguments: argparse.Namespace) -
         return
     for point in points:
         print(point.text)
-    where = "an accelerator" if device is DeviceChoice.ACCELERATOR else "the virtual device"
+    where = sweep.where(settings)
     print(f"{len(points)} points on {where}: about {seconds:.0f} s ({minutes:.1f} device minutes)")

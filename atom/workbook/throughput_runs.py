@@ -169,6 +169,10 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         """See :class:`PointSweep`."""
         return settings.scheduler is None
 
+    def where(self, settings: ThroughputSettings) -> str:
+        """See :class:`PointSweep`."""
+        return settings.server_label or super().where(settings)
+
     def open(self, settings: ThroughputSettings) -> Device:
         """See :class:`PointSweep`. Nothing runs in this process: it takes no memory of the GPU."""
         if settings.scheduler is not None:
