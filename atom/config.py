@@ -395,14 +395,14 @@ class ThroughputNotebookSettings(NotebookSettings):
         tuple[Annotated[int, Field(ge=1, le=64)], ...],
         Field(min_length=1),
         AfterValidator(_no_item_twice),
-    ] = (3, 6)
+    ] = (2, 4)
     """Live sessions of the simulated points."""
 
     pool_gib: Annotated[
         tuple[Annotated[float, Field(gt=0, le=64)], ...],
         Field(min_length=1),
         AfterValidator(_no_item_twice),
-    ] = (0.0005, 0.003)
+    ] = (0.0004, 0.002)
     """Host pools of the simulated points, in GiB."""
 
     duration_seconds: float = Field(0.8, gt=0, le=3600)

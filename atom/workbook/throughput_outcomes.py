@@ -23,6 +23,9 @@ from atom.workbook.throughput_analysis import (
 )
 from atom.workbook.throughput_bounds import size_text
 
+#: how the rows name this engine
+OURS = "atom"
+
 
 @dataclass(frozen=True)
 class ArmOutcomes:
@@ -293,3 +296,31 @@ def causes_table(runs: Sequence[Run]) -> pd.DataFrame:
         {"what": what, "kind": kind, "cause": cause, "times": f"{count:,}"}
         for (what, kind, cause), count in sorted(counts.items())
     )
+
+
+def clients_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row a point of a server that is not ours: what its client saw, and how it started."""
+    return pd.DataFrame(
+        {
+            "server": row["system"],
+            "sessions": row["concurrency"],
+            "pool": value_text("pool_gib", row["pool_gib"]),
+            "ended": row["outcome"],
+            "tok/s": _count_of(row["effective_total_throughput"], ",.0f"),
+            "requests": _count(row["requests"]),
+            "errors": _count(row["errors"]),
+            "TTFT mean, s": _count_of(row["ttft_mean_seconds"], ".3g"),
+            "prompt tokens cached": "not reported"
+            if row["cached_share"] is None
+            else f"{row['cached_share']:.0%}",
+            "started cold by": row["cold_start"],
+            "traces left out": _count(row["traces_dropped"]),
+            "client CPU, s": _count_of(row["client_cpu_seconds"], ".1f"),
+        }
+        for row in rows
+        if row["system"] != OURS
+    )
+
+
+def _count_of(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)

@@ -23,6 +23,7 @@ from atom.workbook.notebook_progress import notebook_progress
 from atom.workbook.point_sweep import Measured, record_points
 from atom.workbook.records import Run, load_runs
 from atom.workbook.sweep_progress import SweepProgress
+from atom.workbook.throughput_outcomes import OURS
 from atom.workbook.throughput_results import tables_of
 from atom.workbook.throughput_runs import Ready, ThroughputSweep
 
@@ -141,13 +142,15 @@ class ThroughputRuns:
 
     Attributes:
         simulated: on the virtual device.
-        measured: finished hardware runs of one machine and one scale, oldest first; may be empty.
+        measured: hardware runs of one machine and one scale, oldest first; may be empty.
+        servers: measured runs of servers that are not ours; may be empty.
         race: the race run that timed bulk stores on that machine; ``None`` if there is none.
         problems: runs that could not be used, and why.
     """
 
     simulated: Run
     measured: tuple[Run, ...]
+    servers: tuple[Run, ...]
     race: Run | None
     problems: tuple[str, ...]
 
@@ -167,7 +170,10 @@ def gather_runs(
     problems += more
     known = [run for run in asked if run.provenance.evidence is Evidence.SIMULATED]
     hardware = _hardware(asked) or _hardware(beside)
-    measured, left = same_scale(hardware)
+    servers = [run for run in hardware if not (run.tables["points"]["system"] == OURS).any()]
+    measured, left = same_scale(
+        [run for run in hardware if run.path not in {own.path for own in servers}]
+    )
     problems += left
     simulated = (
         known[-1]
@@ -182,7 +188,9 @@ def gather_runs(
         machine = measured[0].provenance.machine
         races = [run for run in _hardware(races) if run.provenance.machine == machine]
     race = max(races, key=lambda run: len(run.tables["timeline"]), default=None)
-    return ThroughputRuns(simulated, tuple(measured), race, tuple(dict.fromkeys(problems)))
+    return ThroughputRuns(
+        simulated, tuple(measured), tuple(servers), race, tuple(dict.fromkeys(problems))
+    )
 
 
 def _usable(folders: Sequence[str], experiment: str) -> tuple[list[Run], list[str]]:

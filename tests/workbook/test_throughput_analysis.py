@@ -198,6 +198,21 @@ def test_latencies_are_shown_where_arms_differ(found: LoadSet) -> None:
     assert list(causes["cause"]) == ["evicted"]
 
 
+def test_other_servers_have_a_table_and_no_place_in_the_grid(found: LoadSet) -> None:
+    assert throughput_outcomes.clients_table(found.rows).empty
+    foreign = {**found.main[0], "system": "xllamacpp", "protocol": None, "protection": None}
+    rows = [*found.rows, {**foreign, "cached_share": None}]
+    table = throughput_outcomes.clients_table(rows)
+    assert list(table["prompt tokens cached"]) == ["not reported"]
+    mixed = again(found, rows)
+    assert len(mixed.main) == len(found.main)
+    arms = throughput_outcomes.outcomes(rows)
+    assert sum(arm.points for arm in arms) == len(found.rows)
+    assert throughput_claims.row_arguments(mixed).keys() == (
+        throughput_claims.row_arguments(found).keys()
+    )
+
+
 def verdict(arguments: dict[str, Any], claim: str, kind: Evidence = Evidence.MEASURED) -> Verdict:
     return judge(load_claims()[claim], kind, **arguments).verdict
 
@@ -335,6 +350,8 @@ def test_recorded_runs_are_found_and_nothing_is_simulated_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hardware = made_up.record(tmp_path / "measured")
+    server = {"system": "xllamacpp", "protocol": None, "guard": None, "mtp": None}
+    foreign = made_up.record(tmp_path / "measured", {"special": []}, **server)
     made: list[Any] = []
 
     def instead(*arguments: Any) -> str:
@@ -345,6 +362,7 @@ def test_recorded_runs_are_found_and_nothing_is_simulated_twice(
     settings = ThroughputNotebookSettings(measured=(str(tmp_path / "measured"),))
     runs = gather_runs(settings, tmp_path / "new")
     assert [run.path for run in runs.measured] == [hardware.path]
+    assert [run.path for run in runs.servers] == [foreign.path]
     assert (runs.simulated, runs.race, runs.problems) == ("a simulated run", None, ())
     assert len(made) == 1
     nothing = gather_runs(ThroughputNotebookSettings(measured=()), tmp_path / "new")
