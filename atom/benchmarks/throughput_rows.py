@@ -101,7 +101,7 @@ class ThroughputRow(BaseModel):
     """Prompt tokens that were cached over all; blank: not reported."""
     client_cpu_seconds: float | None = Field(ge=0)
     cold_start: str = Field(min_length=1)
-    """How the point began without a warm prefix cache: process, reset, salt or ``not cold``."""
+    """How the point began without a warm prefix cache: process, engine, reset and salt, or salt."""
     traces: int | None = Field(ge=0)
     """Sessions that the load drew from."""
     traces_dropped: int | None = Field(ge=0)

@@ -2,12 +2,12 @@
 
 Method. The load is that of ``throughput_point``. A server that a command starts is started for the
 point, with the point's pool, and ended after it: it begins cold. One that runs already keeps its
-prefix cache from point to point, which alone can double a result: each point's prompts are salted,
-so that nothing of an earlier point can be found again. What it was started with is its owner's
-word.
+prefix cache from point to point, which alone can double a result: before each point that cache is
+reset where the server has an endpoint for it, and the point's prompts are salted in any case, so
+that nothing of an earlier point can be found again. What it was started with is its owner's word.
 
-The AgentX harness can put the load on in place of our client (``client``). It cannot salt: on a
-server that runs already its points after the first are not cold.
+The AgentX harness can put the load on in place of our client (``client``). It salts by itself: each
+of its runs marks the beginning of its prompts with an id of its own.
 
 What the engine of this package counts stays blank; cached tokens are what the server reports. The
 record calls its figures measured: a server that simulates a device does not belong here.
@@ -18,11 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
-import secrets
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -96,7 +95,7 @@ def run_server_point(
                     "exposure_seconds": 0.0,
                     "traces": len(traces.sessions),
                     "traces_dropped": sum(traces.dropped.values()),
-                    "cold_start": _cold_start(settings),
+                    "cold_start": "salt" if server is None else "process",
                 }
             )
             outcome = Outcome.LOAD_FAILED
@@ -132,10 +131,13 @@ async def _serve(
     log: Path,
 ) -> tuple[Outcome, str | None]:
     load = load_settings(settings, point)
-    if server is None:
-        load = load.model_copy(update={"salt": secrets.token_hex(8)})
     url = settings.base_url if server is None else server.base_url
     assert url is not None
+    if server is None:
+        async with _client(settings, url) as client:
+            cold = await client.start_cold()
+        tell({"cold_start": cold.how})
+        load = load.model_copy(update={"salt": cold.salt})
     start = time.monotonic()
     before = {child.pid for child in psutil.Process().children()}
     running = asyncio.create_task(_run_load(settings, traces, load, url, log))
@@ -171,10 +173,15 @@ async def _serve(
     return outcome, detail if outcome is not Outcome.OK else detail or note
 
 
-def _cold_start(settings: ThroughputSettings) -> str:
-    if settings.server_command is not None:
-        return "process"
-    return "salt" if settings.client == "http" else "not cold"
+@asynccontextmanager
+async def _client(settings: ThroughputSettings, url: str) -> AsyncIterator[HttpClient]:
+    client = HttpClient(
+        url, settings.server_model, settings.api_key_env, vocab_size=settings.server_vocab_size
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 def _end_others(before: set[int]) -> None:
@@ -191,13 +198,8 @@ async def _run_load(
     """The load's result, and what the record has to say of who made it."""
     if settings.client == "agentx":
         return await asyncio.to_thread(_run_agentx, settings, traces, load, url, log)
-    client = HttpClient(
-        url, settings.server_model, settings.api_key_env, vocab_size=settings.server_vocab_size
-    )
-    try:
+    async with _client(settings, url) as client:
         return await run_load(client, traces.sessions, load), None
-    finally:
-        await client.close()
 
 
 def _run_agentx(
@@ -207,7 +209,6 @@ def _run_agentx(
     with tempfile.TemporaryDirectory(prefix="atom-agentx-") as folder:
         # as read: without the sessions that were left out, and with their lengths scaled
         write_traces(traces, Path(folder) / "traces")
-        cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         found = run_agentx(
             url,
             settings.server_model,
@@ -217,13 +218,9 @@ def _run_agentx(
             log=log.with_suffix(".agentx.log"),
             api_key_env=settings.api_key_env,
         )
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
     valid = str(found.submission_valid).lower()
     note = f"agentx {found.version}, submission_valid: {valid}"
-    own = [row for row in found.rows if row.phase == "profiling"]
-    window = min(row.started for row in own), max(row.ended for row in own)
-    seconds = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
-    return LoadResult(found.rows, found.summary, window, seconds), note
+    return found.as_load(), note
 
 
 async def _watch(server: Server, silence: float) -> ServerFailed:

@@ -66,6 +66,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         global COUNT
+        if not self.path.endswith("completions"):
+            known = options.mode == "can reset" and self.path.startswith("/reset_prefix_cache?")
+            if known:
+                SEEN.clear()
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with LOCK:
             COUNT += 1

@@ -95,8 +95,9 @@ def test_what_becomes_of_it_is_the_points_outcome(
     assert log.exists()
 
 
-def test_one_that_runs_already_gets_other_prompts_each_point(tmp_path: Path) -> None:
-    template = ServerTemplate(command())
+@pytest.mark.parametrize(("mode", "how"), [("ok", "salt"), ("can reset", "reset and salt")])
+def test_one_that_runs_already_starts_cold_each_point(tmp_path: Path, mode: str, how: str) -> None:
+    template = ServerTemplate(command(mode))
     with Server(template, pool_gib=1, concurrency=2, log=tmp_path / "log") as server:
         server.wait_until_ready(20)
         # each session once: what is cached at its first request was cached by another point
@@ -104,7 +105,7 @@ def test_one_that_runs_already_gets_other_prompts_each_point(tmp_path: Path) -> 
         for _ in range(2):
             told = run(chosen)
             assert told["outcome"] == Outcome.OK.value
-            assert told["cold_start"] == "salt"
+            assert told["cold_start"] == how
             firsts = {row["session"]: row for row in reversed(told["requests_table"])}
             assert len(firsts) > 1
             assert all(row["cached_tokens"] == 0 for row in firsts.values())
@@ -170,6 +171,16 @@ def test_the_harness_puts_the_load_on_in_place_of_our_client(
     assert (told["requests"], told["cold_start"]) == (1, "process")
     assert told["outcome_detail"] == "agentx 1.0.12, submission_valid: false"
     assert len(told["requests_table"]) == 1
+
+
+def test_the_harness_on_a_server_that_runs_already_salts_by_itself(
+    harness: Callable[[bool], dict[str, Any]], tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    with Server(ServerTemplate(command()), pool_gib=1, concurrency=2, log=log) as server:
+        server.wait_until_ready(20)
+        told = run(settings(base_url=server.base_url, **harness(False)))
+    assert (told["outcome"], told["cold_start"]) == (Outcome.OK.value, "salt")
 
 
 def test_a_harness_ends_with_the_server(harness: Callable[[bool], dict[str, Any]]) -> None:
