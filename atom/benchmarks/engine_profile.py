@@ -19,7 +19,7 @@ _PATTERNS: tuple[tuple[Category, str], ...] = (
     (Category.COPIES, r"^memcpy|^memset|^\[?copy"),
     (Category.DRAFTS, r"draft|likeliest|ell_kernel"),
     (Category.SAMPLER, r"verdict|outputs_kernel|row_part|threshold_kernel|sampl|argmax"),
-    (Category.ELEMENTWISE, r"step_inputs|rms_?norm|layer_?norm|silu|sigmoid|l2_?norm"),
+    (Category.ELEMENTWISE, r"step_inputs|rms_?norm|layer_?norm|embed_norm|silu|sigmoid|l2_?norm"),
     (Category.CONV, r"conv1d|convolution|depthwise"),
     (Category.RECURRENT, r"delta|recurrent|gdn|chunk|recompute_w|solve_tril|wy_|cumsum|tril"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -61,3 +62,47 @@ def add_rms_norm_reference(
     """:func:`add_rms_norm` in plain torch."""
     total = x + residual
     return rms_norm_reference(total, weight, eps, offset=offset), total
+
+
+def embed_norm_join(
+    ids: Tensor,
+    embedding: Tensor,
+    hidden: Tensor,
+    embedding_weight: Tensor,
+    hidden_weight: Tensor,
+    eps: float,
+) -> Tensor:
+    """The norm of each id's embedding and that of a hidden state, side by side.
+
+    Args:
+        ids: int64 ``[T]``, of any stride.
+        embedding: ``[vocabulary, H]``.
+        hidden: ``[T, H]``, contiguous last axis.
+        embedding_weight: ``[H]``, zero-centred like the next.
+        hidden_weight: ``[H]``.
+        eps: added to the mean squares.
+
+    Returns:
+        ``[T, 2 * H]`` in the dtype of ``hidden``, contiguous.
+    """
+    if hidden.is_cuda:
+        from atom.model_ops import layer_norm_triton
+
+        run = layer_norm_triton.embed_norm_join
+    else:
+        run = embed_norm_join_reference
+    return run(ids, embedding, hidden, embedding_weight, hidden_weight, eps)
+
+
+def embed_norm_join_reference(
+    ids: Tensor,
+    embedding: Tensor,
+    hidden: Tensor,
+    embedding_weight: Tensor,
+    hidden_weight: Tensor,
+    eps: float,
+) -> Tensor:
+    """:func:`embed_norm_join` in plain torch."""
+    rows = torch.nn.functional.embedding(ids, embedding)
+    normed = rms_norm_reference(rows, embedding_weight, eps)
+    return torch.cat([normed, rms_norm_reference(hidden, hidden_weight, eps)], dim=-1)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernel of the root-mean-square norms: one pass, a program a row."""
+"""Triton kernels of the root-mean-square norms: one pass, a program a row."""
 
 from __future__ import annotations
 
@@ -87,3 +87,59 @@ def _launch(
         ADD=add,
         num_warps=min(max(block // 512, 1), 16),
     )
+
+
+@triton.jit
+def embed_norm_join_kernel(
+    ids,
+    embedding,
+    hidden,
+    embedding_weight,
+    hidden_weight,
+    joined,
+    ids_stride,
+    embedding_row,
+    hidden_row,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program ``(token, half)``: the embedding's half, then the hidden state's."""
+    token = tl.program_id(0).to(tl.int64)
+    half = tl.program_id(1)
+    places = tl.arange(0, BLOCK)
+    inside = places < WIDTH
+    if half == 0:
+        row = embedding + tl.load(ids + token * ids_stride) * embedding_row
+        weight = embedding_weight
+    else:
+        row = hidden + token * hidden_row
+        weight = hidden_weight
+    values = tl.load(row + places, mask=inside, other=0.0).to(tl.float32)
+    scales = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32) + 1.0
+    inverse = tl.rsqrt(tl.sum(values * values, 0) / WIDTH + eps)
+    result = (values * inverse * scales).to(joined.dtype.element_ty)
+    tl.store(joined + (token * 2 + half) * WIDTH + places, result, mask=inside)
+
+
+def embed_norm_join(
+    ids: Tensor,
+    embedding: Tensor,
+    hidden: Tensor,
+    embedding_weight: Tensor,
+    hidden_weight: Tensor,
+    eps: float,
+) -> Tensor:
+    """:func:`atom.model_ops.layer_norm.embed_norm_join` on a GPU."""
+    tokens, width = hidden.shape
+    joined = torch.empty((tokens, 2 * width), dtype=hidden.dtype, device=hidden.device)
+    if tokens:
+        block = triton.next_power_of_2(width)
+        embed_norm_join_kernel[(tokens, 2)](
+            *(ids, embedding, hidden, embedding_weight, hidden_weight, joined),
+            *(ids.stride(0), embedding.stride(0), hidden.stride(0), eps),
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+        )
+    return joined

@@ -13,12 +13,11 @@ position ``p`` and the token of position ``p + 1``, and its keys and values go t
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from atom.model_ops.attention_metadata import AttentionMetadata
-from atom.model_ops.layer_norm import add_rms_norm, rms_norm
+from atom.model_ops.layer_norm import add_rms_norm, embed_norm_join
 from atom.models.decoder_layer import Attention, DecoderLayer, Parts, parameter
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.weight_part import plain
@@ -71,10 +70,11 @@ class Qwen3NextMTP(nn.Module):
             ``[T, H]`` behind the layer's norm.
         """
         target, eps = self.target, self.config.rms_norm_eps
-        embedding = functional.embedding(next_ids, target.embed_tokens)
-        embedding = rms_norm(embedding, self.pre_fc_norm_embedding, eps)
-        hidden = rms_norm(hidden, self.pre_fc_norm_hidden, eps)
-        merged = functional.linear(torch.cat([embedding, hidden], dim=-1), self.fc)
+        joined = embed_norm_join(
+            *(next_ids, target.embed_tokens, hidden),
+            *(self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, eps),
+        )
+        merged = functional.linear(joined, self.fc)
         normed, residual = self.layer.enter(merged, None)
         mixed = self.layer.mixer(normed, meta, kv_cache, target.rotary)
         output, residual = self.layer.leave(mixed, residual)

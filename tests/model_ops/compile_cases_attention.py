@@ -103,6 +103,17 @@ CASES = [
         )
         for add in (False, True)
     ),
+    CompileCase(
+        "joined norms",
+        f"{_ROOM}.layer_norm_triton",
+        "embed_norm_join_kernel",
+        dict.fromkeys(("embedding", "hidden", "joined"), "*bf16")
+        | dict.fromkeys(("embedding_weight", "hidden_weight"), "*bf16")
+        | dict.fromkeys(("ids_stride", "embedding_row", "hidden_row"), "i32")
+        | {"ids": "*i64", "eps": "fp32"},
+        {"WIDTH": 1024, "BLOCK": 1024},
+        divisible_by_16=("embedding", "hidden", "joined", "embedding_row", "hidden_row"),
+    ),
     *(
         CompileCase(
             f"head norm and rotary embedding {'with' if store else 'without'} store",

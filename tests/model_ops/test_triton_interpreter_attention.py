@@ -119,6 +119,20 @@ def check_norms() -> None:
             torch.testing.assert_close(both, expected_both)
 
 
+def check_joined_norms() -> None:
+    from atom.model_ops import layer_norm_triton
+
+    for width in (1, 48, 1024):
+        for dtype in (torch.float32, torch.bfloat16):
+            table, hidden = torch.randn(9, width).to(dtype), torch.randn(5, width + 8).to(dtype)
+            # a column of ids, and rows of something wider
+            ids, hidden = torch.randint(9, (5, 3))[:, 1], hidden[:, :width]
+            weights = torch.randn(2, width).to(dtype)
+            found = layer_norm_triton.embed_norm_join(ids, table, hidden, *weights, 1e-6)
+            expected = layer_norm.embed_norm_join_reference(ids, table, hidden, *weights, 1e-6)
+            torch.testing.assert_close(found, expected)
+
+
 def check_head_norm_and_rotary_embedding() -> None:
     from atom.model_ops import rotary_embedding_triton
 
