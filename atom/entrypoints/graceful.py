@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -19,6 +21,8 @@ from atom.entrypoints.api import Server
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: seconds for final chunks to reach their clients
 _LAST_WORDS = 3.0
+#: as ``timeout`` sends it to its child and then to the group that the child is in
+_ONE_SIGNAL_SECONDS = 0.15
 #: a client's connection may stay idle for this long between two requests
 _KEEP_ALIVE_SECONDS = 120
 
@@ -53,6 +57,7 @@ class GracefulServer(uvicorn.Server):
         self._ready = ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signals = 0
+        self._last_signal = -_ONE_SIGNAL_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
@@ -75,7 +80,11 @@ class GracefulServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came."""
+        """A signal came; the same one to the process and to its group counts once."""
+        now = time.monotonic()
+        if now - self._last_signal < _ONE_SIGNAL_SECONDS:
+            return
+        self._last_signal = now
         self._signals += 1
         self.should_exit = True
         self.force_exit = self._signals > 1
@@ -100,5 +109,7 @@ class GracefulServer(uvicorn.Server):
     def _end_now(self) -> None:
         assert self._loop is not None
         self._cut()
+        # an end in the middle of everything is what was asked for, and no error to log
+        logging.getLogger("uvicorn.error").disabled = True
         # a client that does not read, or a step that hangs, must not keep the process
         self._loop.call_later(0.5, os._exit, 130)

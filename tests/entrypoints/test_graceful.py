@@ -62,6 +62,17 @@ def test_streams_that_take_too_long_end_with_an_error() -> None:
         assert 0.2 < time.monotonic() - began < 3
 
 
+def test_a_signal_to_the_process_and_its_group_is_one() -> None:
+    with child(patience=20) as (process, client):
+        stream, text = start_stream(client, 40)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        text += "".join(chunk.choices[0].text for chunk in stream)  # type: ignore[attr-defined]
+        assert text == says(40)
+        assert process.wait(10) == 0
+
+
 def test_a_second_signal_ends_at_once() -> None:
     with child(patience=60) as (process, client):
         stream, _ = start_stream(client, 4000)
