@@ -126,7 +126,8 @@ def _private(file: str, provenance: Provenance) -> list[str]:
         value = getattr(provenance, name)
         if value not in (None, "unknown") and not _VERSION.fullmatch(value):
             problems.append(f"{file}:{name}: {value!r} is no version")
-    if not _RUNTIME.fullmatch(provenance.runtime):
+    unknown = provenance.kind is DeviceKind.UNKNOWN and provenance.runtime == "unknown"
+    if not unknown and not _RUNTIME.fullmatch(provenance.runtime):
         problems.append(f"{file}:runtime: {provenance.runtime!r} is no name with a version")
     if provenance.commit is not None and not re.fullmatch(r"[0-9a-f]{7,64}", provenance.commit):
         problems.append(f"{file}:commit: {provenance.commit!r} is no hash")

@@ -32,10 +32,10 @@ class Elsewhere:
     properties: DeviceProperties
 
 
-def server_properties(label: str) -> DeviceProperties:
+def server_properties() -> DeviceProperties:
     """The device of a server on no accelerator of this host: nothing is known of it."""
     return DeviceProperties(
-        name=label,
+        name="server",
         kind=DeviceKind.UNKNOWN,
         evidence=Evidence.MEASURED,
         machine="server",

@@ -182,8 +182,8 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             from atom.device.accelerator import accelerator_properties
 
             return cast(Device, Elsewhere(accelerator_properties(0)))
-        if settings.server_label is not None:
-            return cast(Device, Elsewhere(server_properties(settings.server_label)))
+        if settings.serves:
+            return cast(Device, Elsewhere(server_properties()))
         return open_device(
             DeviceChoice.VIRTUAL, profile=settings.device_profile, seed=settings.seed
         )

@@ -19,6 +19,7 @@ from atom.benchmarks.throughput_rows import Outcome
 from atom.benchmarks.throughput_server import run_server_point
 from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
 from atom.errors import BadInput
+from atom.workbook.records import check_folder
 
 FAKE = Path(__file__).with_name("fake_server.py")
 LLAMA = Path(__file__).with_name("llama_server.py")
@@ -229,7 +230,8 @@ def test_a_sweep_records_what_served_and_no_command(
     assert "fake_server" not in record
     assert "127.0.0.1" not in record
     known = json.loads((folder / "run.json").read_text())
-    assert (known["kind"], known["evidence"], known["device"]) == ("unknown", "measured", "fake 1")
+    assert (known["kind"], known["evidence"], known["device"]) == ("unknown", "measured", "server")
+    assert check_folder(folder) == []
 
 
 def test_a_server_has_time_to_start_before_its_point_counts_as_hung() -> None:
