@@ -178,6 +178,8 @@ def likeliest_part_kernel(
     here = column < vocabulary
     values = tl.load(logits + row * stride + column, mask=here, other=float("-inf"))
     values = values.to(tl.float32)
+    # rows of padding may hold anything; what is not a number is no entry's logit
+    values = tl.where(values == values, values, float("-inf"))
     top = tl.max(values, 0)
     # a part without any number has no maximum to count from
     peak = tl.where(top == float("-inf"), 0.0, top)
@@ -199,7 +201,10 @@ def likeliest_join_kernel(
     parts,
     PARTS: tl.constexpr,
 ):
-    """Program ``s``: the highest logit of row ``s``, the first of equals, and its softmax."""
+    """Program ``s``: the highest logit of row ``s``, the first of equals, and its softmax.
+
+    The id is one of the vocabulary's whatever the logits are: it is an index of the next pass.
+    """
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     there = part < parts

@@ -231,8 +231,9 @@ def test_a_captured_replay_follows_its_metadata_and_clears_its_rings() -> None:
         for pool, copy in zip(pools, copies, strict=True):
             close(pool, copy)
         assert record.tolist() == expected_record.tolist()
+    prompts = moved(batch([3, 9], [3, 1], padding_rows=1))
     with no_host_waits():
-        replay.clear_rings(ring, moved(batch([3, 9], [3, 1], padding_rows=1)))
+        replay.clear_rings(ring, prompts)
     assert not ring.keys_values[[3, 1]].any()
     assert not ring.gates[[3, 1]].any()
     assert ring.gates[[0, 2]].all()

@@ -157,6 +157,28 @@ def test_drafts_are_kept_on_the_accelerator() -> None:
     assert_drafts_are_kept(keep_drafts, "cuda")
 
 
+def assert_an_entry(run: Callable[..., None], device: str) -> None:
+    """Rows of padding: their ids are indices of the next pass all the same."""
+    logits = torch.full((4, 5000), torch.nan, device=device)
+    logits[1] = float("-inf")
+    logits[2, 4500] = 3.0
+    logits[3, :4096] = 2.0
+    ids = torch.full((4,), -1, device=device)
+    run(logits, ids, torch.zeros(4, device=device))
+    assert ids.tolist() == [0, 0, 4500, 0]
+
+
+def check_rows_without_numbers() -> None:
+    from atom.spec_decode import mtp_triton
+
+    assert_an_entry(mtp_triton.likeliest, "cpu")
+
+
+@pytest.mark.gpu
+def test_rows_without_numbers_on_the_accelerator() -> None:
+    assert_an_entry(likeliest, "cuda")
+
+
 def check_likeliest() -> None:
     from atom.spec_decode import mtp_triton
 
