@@ -18,10 +18,14 @@ from atom.workbook.notebooks import NOTEBOOKS
 from atom.workbook.published_checks import run_checks
 from atom.workbook.records import Run
 from atom.workbook.results import VERDICT_ORDER, count_verdicts, load_result
+from atom.workbook.throughput_analysis import is_ok, rows_of, shows_fault
 
 #: row of the coverage that the race micro-benchmark's runs fill
 RACE_EXPERIMENT = "race micro-benchmark"
 LIFETIME_EXPERIMENT = "lifetime test, trials"
+#: rows that throughput runs fill: without offload, with offload, and how the latter ended
+THROUGHPUT_EXPERIMENTS = ("AgentX throughput without offload", "AgentX throughput with offload")
+CRASHES = "offload hours, crash or not"
 
 
 @dataclass
@@ -64,7 +68,7 @@ def coverage_matrix(
     Args:
         published: ``published_derived.version_matrix()``: which figures exist at all.
         values: ``published_cells.published_cells()``: what they say.
-        runs: recorded runs of the race micro-benchmark and of the lifetime paths, of any evidence.
+        runs: recorded runs of the race, of the lifetime paths and of throughput, of any evidence.
     """
     protocols = [str(protocol) for protocol in CopyProtocol]
     matrix: CoverageMatrix = {}
@@ -76,16 +80,24 @@ def coverage_matrix(
             known = values.get((experiment, protocol), count) if isinstance(count, str) else None
             matrix[experiment][protocol] = Coverage(known)
     for run in runs:
-        lifetime = run.provenance.experiment == "lifetime"
-        cells = matrix[LIFETIME_EXPERIMENT if lifetime else RACE_EXPERIMENT]
-        counts = _lifetime_counts(run) if lifetime else _race_counts(run)
-        for protocol, text in counts.items():
-            kind = run.provenance.evidence
-            kept = cells[protocol].measured if kind is Evidence.MEASURED else None
-            kept = cells[protocol].simulated if kind is Evidence.SIMULATED else kept
-            if kept is not None:
-                kept.append(text)
+        kind = run.provenance.evidence
+        for experiment, counts in _counts(run).items():
+            for protocol, text in counts.items():
+                cell = matrix[experiment][protocol]
+                kept = cell.measured if kind is Evidence.MEASURED else None
+                kept = cell.simulated if kind is Evidence.SIMULATED else kept
+                if kept is not None:
+                    kept.append(text)
     return matrix
+
+
+def _counts(run: Run) -> dict[str, dict[str, str]]:
+    """What one run adds: words by row of the matrix and protocol."""
+    if run.provenance.experiment == "lifetime":
+        return {LIFETIME_EXPERIMENT: _lifetime_counts(run)}
+    if run.provenance.experiment == "throughput":
+        return _throughput_counts(run)
+    return {RACE_EXPERIMENT: _race_counts(run)}
 
 
 def _race_counts(run: Run) -> dict[str, str]:
@@ -116,6 +128,28 @@ def _lifetime_counts(run: Run) -> dict[str, str]:
             f"{run.provenance.device}, {stale} stale on {group['path'].nunique()} paths"
         )
     return counts
+
+
+def _throughput_counts(run: Run) -> dict[str, dict[str, str]]:
+    """Points by protocol without and with offload, and how many of the latter showed the fault."""
+    rows = [row for row in rows_of([run]) if row["protocol"] and row["exposure_seconds"]]
+    found: dict[str, dict[str, str]] = {name: {} for name in (*THROUGHPUT_EXPERIMENTS, CRASHES)}
+    for protocol in dict.fromkeys(str(row["protocol"]) for row in rows):
+        for experiment, offload in zip(THROUGHPUT_EXPERIMENTS, (False, True), strict=True):
+            own = [row for row in rows if row["protocol"] == protocol]
+            own = [row for row in own if (row["pool_gib"] is not None) is offload]
+            served = sum(is_ok(row) for row in own)
+            if served:
+                points = "point" if served == 1 else "points"
+                found[experiment][protocol] = f"{run.provenance.device}, {served} {points}"
+            if own and offload:
+                minutes = sum(row["exposure_seconds"] for row in own) / 60
+                faulty = sum(shows_fault(row) for row in own)
+                found[CRASHES][protocol] = (
+                    f"{run.provenance.device}, {faulty} of {len(own)} points faulty in "
+                    f"{minutes:.1f} min"
+                )
+    return found
 
 
 def coverage_table(matrix: CoverageMatrix) -> DataFrame:

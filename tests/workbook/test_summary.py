@@ -11,6 +11,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+import throughput_points_made_up
 
 from atom.config import CopyProtocol
 from atom.evidence import Evidence
@@ -89,6 +90,20 @@ def test_lifetime_trials_fill_their_row_and_leave_the_graph_output_out() -> None
     assert row["hold"].measured == ["A card, 0/50, 1/50 stale on 2 paths"]
     assert row["unpatched"].measured == ["A card, 50/50 stale on 1 paths"]
     assert row["zero_copy"].state == "nothing"
+
+
+def test_throughput_points_fill_the_holes_of_hold(tmp_path: Path) -> None:
+    run = throughput_points_made_up.record(tmp_path)
+    matrix = summary.coverage_matrix(version_matrix(), published_cells(), [run])
+    with_offload = matrix["AgentX throughput with offload"]
+    assert with_offload["hold"].state == "measured here alone"
+    # two of the grid's pools at two numbers of sessions, twice, and two other chunks of a store
+    assert with_offload["hold"].measured == ["NVIDIA H200, 12 points"]
+    # without a protection the point without drafts alone lives
+    assert with_offload["unpatched"].measured == ["NVIDIA H200, 1 point"]
+    crashes = matrix["offload hours, crash or not"]
+    assert crashes["unpatched"].measured == ["NVIDIA H200, 4 of 5 points faulty in 5.8 min"]
+    assert crashes["hold"].measured[0].startswith("NVIDIA H200, 0 of 12 points faulty")
 
 
 def test_kinds_of_evidence_never_share_a_line() -> None:
