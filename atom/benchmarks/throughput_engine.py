@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch
 from atom.model_engine.sequence import SamplingParams
 from atom.model_engine.tiered_blocks import TieredBlockManager
 from atom.transfer.payload import Payload
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class TimedStatusQueue(SpecStatusQueue):
@@ -90,6 +93,7 @@ class TimedRunner(ModelRunner):
         self.step_seconds: dict[BatchKind, list[float]] = {kind: [] for kind in BatchKind}
         self.decode_rows = 0
         self._last: tuple[BatchKind, float] | None = None
+        _LOGGER.info("kernels are warm and graphs captured")
 
     def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
         """See :meth:`ModelRunner.launch`."""

@@ -53,7 +53,7 @@ from atom.benchmarks.throughput_process import (
     LOAD_FAILED,
     OUT_OF_MEMORY,
     START_FAILED,
-    end_with_parent,
+    prepare_for_end,
 )
 from atom.benchmarks.throughput_rows import Outcome
 from atom.benchmarks.throughput_settings import (
@@ -353,7 +353,7 @@ def describe(settings: ThroughputSettings) -> dict[str, Any]:
 def main() -> int:
     """Run the job that standard input describes. Returns the exit code."""
     job = json.loads(sys.stdin.readline())
-    end_with_parent()
+    prepare_for_end()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     path = Path(job["told"])
 

@@ -8,8 +8,10 @@ alone: a worker of a cluster needs no more.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ START_FAILED = 5
 LOAD_FAILED = 6
 GUARD_ERROR = 7
 _KILLED_WAIT_SECONDS = 10.0
+_DUMP_SECONDS = 1.0
 _TAIL_BYTES = 20_000
 #: which of them names the one GPU of a point
 _GPU_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -75,6 +78,10 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
                     process.stdin.write(line.encode())
                     process.stdin.flush()
                 timed_out = _wait(process, job["limit_seconds"] - (time.monotonic() - began))
+                if timed_out:
+                    # its log then says where each of its threads was
+                    process.send_signal(signal.SIGABRT)
+                    _wait(process, _DUMP_SECONDS)
             finally:
                 _RUNNING.pop(process, None)
                 _end(process)
@@ -92,11 +99,14 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
         }
 
 
-def end_with_parent() -> None:
+def prepare_for_end() -> None:
     """In a point's process: end at once when whoever waits for the result dies.
 
-    Standard input closes then. Whatever the point holds, a GPU too, is free at once.
+    Standard input closes then. Whatever the point holds, a GPU too, is free at once. And where it
+    is aborted, or faults, its threads' stacks go to the log, but no core of its memory to the disk.
     """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable()
 
     def wait() -> None:
         sys.stdin.read()

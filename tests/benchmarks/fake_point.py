@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atom.benchmarks.throughput_process import end_with_parent
+from atom.benchmarks.throughput_process import prepare_for_end
 
 COMMAND = (sys.executable, str(Path(__file__)))
 
@@ -28,7 +28,7 @@ def told_by_a_good_point(number: int) -> dict[str, Any]:
 
 def main() -> None:
     job = json.loads(sys.stdin.readline())
-    end_with_parent()
+    prepare_for_end()
     # what it does stands in the model's name: "ok", "sleep 1", "hang", "kill", "die 4", "stale"
     word, _, argument = job["settings"]["model"].partition(" ")
     folder = job["settings"]["traces"]

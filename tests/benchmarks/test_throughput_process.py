@@ -41,8 +41,11 @@ def test_a_killed_one_keeps_what_it_had_told() -> None:
     assert exit_text(end["exit_code"]) == "its process was killed by SIGKILL"
 
 
-def test_one_that_hangs_is_killed_at_its_limit() -> None:
-    end = run_point(job("hang", limit=0.5), COMMAND)
+def test_one_that_hangs_is_killed_at_its_limit_and_says_where_it_was(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    end = run_point(job("hang", limit=0.5, log=str(log)), COMMAND)
+    assert "fake_point.py" in log.read_text()
+    assert "most recent call first" in log.read_text()
     assert end["timed_out"]
     assert 0.5 <= end["wall_seconds"] < 5
     assert end["told"]["setup_seconds"] == 0.1
