@@ -143,11 +143,11 @@ def _throughput_counts(run: Run) -> dict[str, dict[str, str]]:
                 points = "point" if served == 1 else "points"
                 found[experiment][protocol] = f"{run.provenance.device}, {served} {points}"
             if own and offload:
-                minutes = sum(row["exposure_seconds"] for row in own) / 60
+                seconds = sum(row["exposure_seconds"] for row in own)
+                time = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
                 faulty = sum(shows_fault(row) for row in own)
                 found[CRASHES][protocol] = (
-                    f"{run.provenance.device}, {faulty} of {len(own)} points faulty in "
-                    f"{minutes:.1f} min"
+                    f"{run.provenance.device}, {faulty} of {len(own)} points faulty in {time}"
                 )
     return found
 
