@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from atom.errors import AtomError, DeviceError
-from atom.lifetime.explore_device import Deadlock, ExploredDevice, Guide
+from atom.errors import AtomError, BadInput, DeviceError
+from atom.lifetime.explore_device import OWN_QUEUES, Deadlock, ExploredDevice, Guide
 from atom.lifetime.explore_trace import (
     HOST,
     Clocks,
@@ -285,9 +285,11 @@ def no_cycle_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _execute(program: Program, guide: Guide) -> tuple[ExploredDevice, Hashable, bool]:
+def _execute(
+    program: Program, guide: Guide, hardware_queues: int = OWN_QUEUES
+) -> tuple[ExploredDevice, Hashable, bool]:
     """Run once. Returns the device, the outcome, and whether it ran to its end."""
-    device = ExploredDevice(guide)
+    device = ExploredDevice(guide, hardware_queues)
     try:
         try:
             result = program(device)
@@ -345,6 +347,7 @@ def explore(
     method: Method = Method.REDUCED,
     stop_at: frozenset[ViolationKind] = frozenset(),
     most_schedules: int | None = None,
+    hardware_queues: int = OWN_QUEUES,
 ) -> Exploration:
     """Run ``program`` under every schedule.
 
@@ -355,17 +358,27 @@ def explore(
         method: how much is run.
         stop_at: end at the first violation of one of these kinds.
         most_schedules: give up after so many executions.
+        hardware_queues: streams go round them in turn; so many that each has its own, unless told
+            otherwise. Streams that share one take more than the code's own order, so this explains
+            what hides a fault and proves nothing.
 
     Raises:
+        BadInput: a reduced exploration of shared queues: the reduction takes streams for
+            independent.
         NotRepeatable: the program did something else under the same schedule.
     """
+    if hardware_queues < OWN_QUEUES and method is Method.REDUCED:
+        raise BadInput(
+            f"hardware_queues={hardware_queues} with the reduced method, which takes streams for "
+            "independent; use the method 'states' or 'full'"
+        )
     found = Exploration()
     search = _Search(method)
     started = time.perf_counter()
     executions = 0
     with no_cycle_collection():
         while True:
-            device, outcome, ended = _execute(program, search)
+            device, outcome, ended = _execute(program, search, hardware_queues)
             search.learn(device.events)
             found.longest = max(found.longest, len(device.events))
             if ended:

@@ -1,7 +1,8 @@
 """A virtual device under exploration: every host call and every part is a step that is chosen.
 
-Each stream has a hardware queue of its own, so that nothing but the program's own stream order and
-events orders the work. A mapping of several streams onto one queue only removes schedules.
+Each stream has a hardware queue of its own unless it is told otherwise, so that nothing but the
+program's own stream order and events orders the work. A mapping of several streams onto one queue
+only removes schedules.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from atom.lifetime.explore_trace import (
     ranges_of,
 )
 
-_PROFILE = replace(PROFILES["MI355X"], hardware_queues=64, mapping=QueueMapping.MODULO, jitter=0.0)
+#: more than any program has streams
+OWN_QUEUES = 64
+_PROFILE = replace(PROFILES["MI355X"], mapping=QueueMapping.MODULO, jitter=0.0)
 _MEMORY_BYTES = 64 * 2**20
 
 
@@ -112,6 +115,7 @@ class ExploredDevice(VirtualDevice):
 
     Args:
         guide: chooses what runs next.
+        hardware_queues: streams go round them in turn, the default stream first.
 
     Attributes:
         events: what has run.
@@ -122,7 +126,7 @@ class ExploredDevice(VirtualDevice):
         doing: what the next host call does.
     """
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide, hardware_queues: int = OWN_QUEUES) -> None:
         self.events: list[TraceEvent] = []
         self.queued: dict[OperationKey, Queued] = {}
         self.frontiers: dict[int, Frontier] = {}
@@ -146,7 +150,7 @@ class ExploredDevice(VirtualDevice):
         self._reach = {"device": 0, "pinned": 0}
         self._current = TraceEvent(HOST, "start", Footprint(), [])
         super().__init__(
-            _PROFILE,
+            replace(_PROFILE, hardware_queues=hardware_queues),
             memory_bytes=_MEMORY_BYTES,
             pinned_bytes=_MEMORY_BYTES,
             mode="schedule",

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from atom.benchmarks.lifetime_queues import QueueRow
 from atom.benchmarks.source_lifetime import CONTROL, EXPERIMENT, GRAPH_OUTPUT, PROTECTED
 from atom.benchmarks.source_lifetime_rows import ExplorationRow, MutationRow
 from atom.config import CopyProtocol, DeviceChoice, SourceLifetimeSettings
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.lifetime.explore import Exploration
 from atom.workbook.lifetime_published import published_points
 from atom.workbook.lifetime_runs import record_lifetime
 from atom.workbook.notebook_progress import notebook_progress
@@ -217,6 +219,22 @@ def exploration_table(rows: Sequence[ExplorationRow], depth: int) -> pd.DataFram
                 line[str(row.protocol)] = f"{row.schedules}{more}: {shown}"
         table.append(line)
     return pd.DataFrame(table)
+
+
+def queues_table(rows: Sequence[QueueRow]) -> pd.DataFrame:
+    """One row a path: schedules and what broke, with a queue a stream and with one for all."""
+
+    def shown(found: Exploration) -> str:
+        return f"{found.schedules}: {', '.join(sorted(found.counterexamples)) or 'holds'}"
+
+    return pd.DataFrame(
+        {
+            "path, unpatched": words(row.path),
+            "a queue a stream": shown(row.own),
+            "one queue for both": shown(row.shared),
+        }
+        for row in rows
+    )
 
 
 def proved(rows: Sequence[ExplorationRow], protocol: CopyProtocol) -> bool:
