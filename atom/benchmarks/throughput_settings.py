@@ -160,6 +160,9 @@ class ThroughputSettings(ServerSettings):
     time_limit_seconds: float | None = Field(None, gt=0, le=14 * 86400)
     """After that a point counts as hung and is killed; empty: two minutes beyond its load."""
 
+    warm_up: bool = False
+    """Whether a point on each GPU comes first that is not recorded: it compiles the kernels."""
+
     setup_seconds: float | None = Field(None, ge=0, le=3600)
     """Start of a point's process until its load, for the plan; empty: an estimate."""
 
@@ -200,12 +203,8 @@ class ThroughputSettings(ServerSettings):
             raise ValueError("gpus are those of this host: leave them out beside a scheduler")
         for arm in (*grid_arms(self), *_special_arms(self)):
             # what an engine would refuse is refused here, before any point has started
-            engine_settings(self, arm, self.concurrency[0], self._largest)
+            engine_settings(self, arm, self.concurrency[0], max(self.pool_gib, default=None))
         return self
-
-    @property
-    def _largest(self) -> float | None:
-        return max(self.pool_gib) if self.pool_gib else None
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def run_jobs(
                 run_here,
                 job,
                 command,
-                key=f"{sweep}/{job['point_id']}",
+                key=f"{sweep}/{job.get('key', job['point_id'])}",
                 resources={RESOURCE: 1},
                 pure=False,
             )

@@ -70,17 +70,21 @@ ACCELERATOR: dict[str, Any] = {
     "num_kv_blocks": 4915,
     "state_checkpoint_tokens": 256,
     "num_state_checkpoints": 128,
+    "warm_up": True,
 }
 #: names of it that are points of its grid
 _OF_THE_GRID = ("central_concurrency", "crash_points", "heavy_points")
 #: what ``--quick`` takes there
 QUICK_ACCELERATOR: dict[str, Any] = {
+    "warm_up": False,
     "duration_seconds": 4.0,
     "concurrency": [32],
     "pool_gib": [10.0],
     "special": [],
 }
 QUICK: dict[str, Any] = {"duration_seconds": 1.0, "concurrency": [4], "pool_gib": [0.002]}
+#: window of a point that is not recorded
+_WARM_UP_SECONDS = 2.0
 #: a load's time beyond its window: warm-up and the last answers
 _AROUND_SECONDS = 3.0
 _HANG_SECONDS = 120.0
@@ -235,6 +239,8 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         with ready.keep:
             for job, end in self._ends(settings, queue):
                 point = points[job["point_id"]]
+                if job.get("warm_up"):
+                    continue
                 if isinstance(end, Lost):
                     lost[point.point_id] = end.reason
                     continue
@@ -279,6 +285,7 @@ class _Queue:
         self._settings = settings
         self._points = points
         self._model = model
+        self._warm_ups = self._build_warm_ups() if settings.warm_up else []
         self._began = time.monotonic()
         self._took: list[float] = []
 
@@ -288,12 +295,33 @@ class _Queue:
 
     def next(self) -> dict[str, Any] | None:
         """The next point's job; those for which no time is left are passed over."""
+        if self._warm_ups:
+            return self._warm_ups.pop(0)
         while self._points:
             point = self._points.pop(0)
             if self._has_time(point):
                 return self._job(point)
             self.left.append(point.point_id)
         return None
+
+    def _build_warm_ups(self) -> list[dict[str, Any]]:
+        """A job for each set of kernels that the points have, no more than run side by side."""
+        largest: dict[tuple[Any, ...], ThroughputPoint] = {}
+        for point in self._points:
+            kernels = (point.arm.mtp, point.arm.guard)
+            best = largest.setdefault(kernels, point)
+            if (point.concurrency, point.pool_gib or 0) > (best.concurrency, best.pool_gib or 0):
+                largest[kernels] = point
+        jobs = []
+        for point in list(largest.values())[: max(1, len(self._settings.gpus))]:
+            job = self._job(point)
+            job["settings"] |= {"duration_seconds": _WARM_UP_SECONDS}
+            job["key"] = f"warm-up/{point.point_id}"
+            if job["log"] is not None:
+                # the point itself comes later, and has a log of its own
+                job["log"] = f"{job['log']}.warm-up"
+            jobs.append(job | {"warm_up": True})
+        return jobs
 
     def _has_time(self, point: ThroughputPoint) -> bool:
         budget = self._settings.budget_seconds

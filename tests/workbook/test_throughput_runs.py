@@ -33,6 +33,14 @@ from atom.workbook.throughput_dask import (
 from atom.workbook.throughput_results import tables_of, unexpected
 from atom.workbook.throughput_runs import ThroughputSweep, record_throughput
 
+ONE_TRACE = json.dumps(
+    {
+        "id": "one",
+        "block_size": 64,
+        "requests": [{"t": 0.0, "in": 64, "out": 4, "hash_ids": [1], "api_time": 1.0}],
+    }
+)
+
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,15 +129,27 @@ def test_what_no_time_was_left_for_is_named_and_runs_later(
     assert len(load_run(folder).tables["points"]) == 3
 
 
+def test_a_warm_up_runs_first_and_is_no_row(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (marks / "one.json").write_text(ONE_TRACE)
+    values = {"concurrency": [2], "traces": str(marks), "warm_up": True, "logs": str(tmp_path)}
+    run = record_throughput(settings("ok", **values, special=["guard"]), tmp_path / "out")
+    points = list(run.tables["points"]["point_id"])
+    assert len(points) == 3
+    logs = sorted(file.name for file in tmp_path.glob("*.log*"))
+    # the largest point of the first set of kernels, as there is one GPU
+    assert [name for name in logs if "warm" in name] == ["hold_c2_0.001GiB_0.log.warm-up"]
+    assert len(logs) == 4
+
+
 def test_traces_may_have_moved_when_a_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new, other = (tmp_path / a / b for a, b in (("a", "t"), ("b", "t"), ("c", "u")))
-    requests = [{"t": 0.0, "in": 64, "out": 4, "hash_ids": [1], "api_time": 1.0}]
     for folder in (old, new, other):
         folder.mkdir(parents=True)
-        trace = {"id": "one", "block_size": 64, "requests": requests}
-        (folder / "one.json").write_text(json.dumps(trace))
+        (folder / "one.json").write_text(ONE_TRACE)
     out = tmp_path / "out"
     words = ["sweep", "throughput", "--device", "virtual", "--quick", "--out", str(out)]
     words += ["--traces", str(old), "-p", "model", "ok", "-p", "budget_seconds", "0.01"]
