@@ -95,12 +95,12 @@ class GracefulServer(uvicorn.Server):
         assert self._loop is not None
         engine = self._server.engine
         engine.refuse("the server is shutting down")
-        print(
-            f"shutting down: {engine.num_streams} requests in flight may take "
-            f"{self._shutdown_seconds:g} s more; a second signal ends them now",
-            file=sys.stderr,
-            flush=True,
+        left = engine.num_streams
+        more = (
+            f": {left} requests in flight may take {self._shutdown_seconds:g} s more; a second "
+            "signal ends them now"
         )
+        print(f"shutting down{more if left else ''}", file=sys.stderr, flush=True)
         self._loop.call_later(self._shutdown_seconds, self._cut)
 
     def _cut(self) -> None:
