@@ -427,7 +427,7 @@ def test_a_run_of_ones_own_stands_beside_the_recorded_ones(run: Run, tmp_path: P
     table = runs_side_by_side([runs.measured, *runs.beside])
     assert [name[-6:] for name in table.columns[2:]] == ["cccccc", "aaaaaa", "bbbbbb"]
     line = table[(table["row"] == "store on copy stream") & (table["protocol"] == "unpatched")]
-    assert re.fullmatch(r"\d+/40 \[.*%\]", line.iloc[0, 3])
+    assert re.fullmatch(r"\d+/40 \[.*%\]", str(line.iloc[0, 3]))
     assert len(table) == len(set(zip(table["row"], table["protocol"], strict=True)))
     # without runs of others there is nothing to show
     plain = settings.model_copy(update={"records": (str(run.path),)})
