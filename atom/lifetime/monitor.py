@@ -178,6 +178,8 @@ class Monitor:
         if block.shared or len(past) > _MOST_STANDING:
             left = [access for access in flat(past) if not self._is_over(access)]
             past = outlasting(left, block.base, end)[:_MOST_ACCESSES]
+        # uses name their block: it must not name those before it in turn
+        block.inherited = ()
         self._ghosts.put(block.base, end, past)
         if len(self._ghosts) > self._ghosts.most:
             lost = self._ghosts.trim(self._is_over)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -322,6 +324,22 @@ def test_what_one_stream_did_alone_is_known_when_another_comes() -> None:
     story.use(last, 1, write=True, lo=512, hi=1040)
     # of stream 0: the read of the first owner, and the last write of what was a part
     assert story.kinds() == [Kind.REUSE_RACE] * 2
+
+
+def test_a_history_keeps_no_chain_of_former_owners() -> None:
+    def blocks() -> int:
+        return sum(isinstance(each, Block) for each in gc.get_objects())
+
+    story, before = Story(), blocks()
+    for _ in range(60):
+        block = story.own()
+        story.use(block, 0, write=True, hi=200)
+        story.core.order.wait_stream(1, 0)
+        story.use(block, 1, write=False, hi=256)
+        story.core.order.wait_stream(0, 1)
+        story.drop(block)
+    assert story.kinds() == []
+    assert blocks() - before < 10
 
 
 def test_freed_ranges_past_the_limit_are_forgotten_aloud() -> None:
