@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from atom.model_ops.gated_delta_rule_chunked import l2_normalize
 from atom.models.model_config import FULL, ModelConfig
+from atom.models.training_scan import scan
 
 #: tokens of a chunk of the gated delta rule; sequences are multiples of it
 CHUNK_TOKENS = 64
@@ -104,17 +105,9 @@ def gated_delta_rule(
     # what a state is multiplied with, for what it stores and for what it answers
     reads = torch.cat((reads, (q * passed).to(v.dtype)), -2)
     keys = (k * (past[..., -1:] - past).exp()[..., None]).to(v.dtype).transpose(-1, -2)
-    kept = passed[..., -1:, :]
-
-    state = torch.zeros(batch, heads, k.shape[-1], size, device=v.device)
-    written, answers = [], []
-    for number in range(tokens // chunk):
-        read = reads[:, :, number] @ state.to(v.dtype)
-        new = values[:, :, number] - read[:, :, :chunk]
-        written.append(new)
-        answers.append(read[:, :, chunk:])
-        state = state * kept[:, :, number] + keys[:, :, number] @ new
-    output = torch.stack(answers, 2) + attention @ torch.stack(written, 2)
+    kept = passed[..., -1, 0]
+    written, answers = scan(*(x.flatten(0, 1) for x in (reads, values, keys, kept)))
+    output = answers.unflatten(0, (batch, heads)) + attention @ written.unflatten(0, (batch, heads))
     return output.flatten(2, 3).transpose(1, 2).contiguous()
 
 
