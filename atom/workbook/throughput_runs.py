@@ -317,6 +317,8 @@ class _Queue:
             job = self._job(point)
             job["settings"] |= {"duration_seconds": _WARM_UP_SECONDS}
             job["key"] = f"warm-up/{point.point_id}"
+            # a cold compilation is no hang
+            job["limit_seconds"] += _HANG_SECONDS
             if job["log"] is not None:
                 # the point itself comes later, and has a log of its own
                 job["log"] = f"{job['log']}.warm-up"
