@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +24,13 @@ from fake_engine import MODEL, FakeEngine
 from serving import serve
 
 from atom.benchmarks.agentic_sessions import Session, Turn
-from atom.benchmarks.load_client import HttpClient, LoadResult, LoadSettings, run_load
+from atom.benchmarks.load_client import (
+    HttpClient,
+    LoadProgress,
+    LoadResult,
+    LoadSettings,
+    run_load,
+)
 from atom.benchmarks.load_exchange import Exchange, LoadFailure, LoadRefusal
 from atom.benchmarks.load_http import ColdStart
 from atom.errors import BadInput
@@ -191,6 +198,41 @@ def test_a_server_that_is_not_there() -> None:
     result = load(f"http://127.0.0.1:{port}", duration_seconds=20, give_up_after=3)
     assert result.ended == "gave up"
     assert {row.error for row in result.rows} == {"the server took no connection"}
+
+
+def test_a_server_whose_process_is_killed_leaves_rows() -> None:
+    child = Path(__file__).resolve().parents[1] / "entrypoints" / "graceful_child.py"
+    server = subprocess.Popen([sys.executable, child, "5"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+
+        async def main() -> LoadResult:
+            client = HttpClient(url, MODEL)
+            told: list[LoadProgress] = []
+
+            def progress(now: LoadProgress) -> None:
+                told.append(now)
+                if len(told) == 8:
+                    server.kill()
+
+            chosen = LoadSettings(concurrency=2, duration_seconds=120, give_up_after=4)
+            try:
+                return await run_load(client, _SESSIONS, chosen, on_progress=progress)
+            finally:
+                await client.close()
+
+        result = asyncio.run(main())
+    finally:
+        server.kill()
+        server.communicate()
+    assert result.ended == "gave up"
+    # two were on their way, and the next ones found nobody
+    assert [row.outcome for row in result.rows[:8]] == ["ok"] * 8
+    assert {row.outcome for row in result.rows[8:]} == {"error"}
+    assert result.rows[-1].error == "the server took no connection"
+    served = result.rows[:8]
+    assert {(row.prompt_tokens, row.output_tokens) for row in served} <= {(64, 9), (100, 9)}
 
 
 # -- servers that misbehave
