@@ -185,7 +185,8 @@ def gains_figure(groups: dict[str, Sequence[LoadPoint]]) -> Figure:
     """
     figure, axes = plt.subplots(figsize=(9.5, 5.0))
     axes.axhline(1, color=BLACK, lw=1)
-    axes.text(1.0, 1, "no offload ", transform=axes.get_yaxis_transform(), fontsize=8, **_ABOVE)
+    words: dict[str, Any] = {"fontsize": 8, "va": "top", "transform": axes.get_yaxis_transform()}
+    axes.text(0.0, 0.99, " no offload", **words)
     shown = {name: [one for one in own if one.ratio] for name, own in groups.items()}
     shown = {name: own for name, own in shown.items() if own}
     sessions = sorted({one.concurrency for own in shown.values() for one in own})
@@ -215,9 +216,6 @@ def gains_figure(groups: dict[str, Sequence[LoadPoint]]) -> Figure:
         alignment="left",
     )
     return figure
-
-
-_ABOVE: dict[str, Any] = {"ha": "right", "va": "bottom"}
 
 
 def _gains(
