@@ -328,6 +328,7 @@ def test_what_one_stream_did_alone_is_known_when_another_comes() -> None:
 
 def test_a_history_keeps_no_chain_of_former_owners() -> None:
     def blocks() -> int:
+        gc.collect()
         return sum(isinstance(each, Block) for each in gc.get_objects())
 
     story, before = Story(), blocks()
