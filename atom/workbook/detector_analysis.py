@@ -74,7 +74,9 @@ def detectors_table(run: Run) -> pd.DataFrame:
         if own.empty or name is Detector.NOTHING:
             continue
         results = [str(value) for value in own["result"]]
-        faulty, correct = int(own["faulty"].sum()), int((~own["faulty"].astype(bool)).sum())
+        absent = results.count(str(Result.ABSENT))
+        ran = own["faulty"].astype(bool)[[result != str(Result.ABSENT) for result in results]]
+        faulty, correct = int(ran.sum()), int((~ran).sum())
         caught_rows = own[[result == str(Result.CAUGHT) for result in results]]
         slow = NOTHING
         if len(times):
@@ -83,10 +85,10 @@ def detectors_table(run: Run) -> pd.DataFrame:
         table.append(
             {
                 "detector": str(name),
-                "caught": f"{results.count(str(Result.CAUGHT))} of {faulty}",
-                "false alarms": f"{results.count(str(Result.FALSE_ALARM))} of {correct}",
+                "caught": _of(results.count(str(Result.CAUGHT)), faulty),
+                "false alarms": _of(results.count(str(Result.FALSE_ALARM)), correct),
                 "did not end": results.count(str(Result.FAILED)),
-                "not installed": results.count(str(Result.ABSENT)),
+                "not installed": absent,
                 "names the copy": _named(caught_rows["names_copy"]),
                 "names the free": _named(caught_rows["names_free"]),
                 "names the reuse": _named(caught_rows["names_reuse"]),
@@ -98,7 +100,11 @@ def detectors_table(run: Run) -> pd.DataFrame:
 
 def _named(column: pd.Series) -> str:
     known = column.dropna()
-    return f"{int(known.astype(bool).sum())} of {len(known)}" if len(known) else NOTHING
+    return _of(int(known.astype(bool).sum()), len(known))
+
+
+def _of(count: int, total: int) -> str:
+    return f"{count} of {total}" if total else NOTHING
 
 
 def scenarios_table(run: Run) -> pd.DataFrame:
@@ -148,11 +154,13 @@ def conclusions(run: Run) -> list[str]:
     """What the comparison shows, in sentences."""
     said = []
     for row in detectors_table(run).to_dict("records"):
+        if NOTHING == row["caught"] == row["false alarms"]:
+            said.append(f"{row['detector']} is not installed there.")
+            continue
         text = f"{row['detector']}: {row['caught']} faults caught, false alarms on "
         text += f"{row['false alarms']} correct programs"
-        for what in ("did not end", "not installed"):
-            if row[what]:
-                text += f"; {what}: {row[what]}"
+        if row["did not end"]:
+            text += f"; did not end: {row['did not end']}"
         said.append(f"{text}.")
     slow = slow_downs(run)
     ours, null = slow.get(str(Detector.OURS)), slow.get(NULL_ARM)

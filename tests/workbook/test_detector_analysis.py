@@ -104,8 +104,8 @@ def test_a_recorded_run_is_found_and_counted(tmp_path: Path) -> None:
     table = detector_analysis.detectors_table(found).set_index("detector")
     names = [str(Detector.OURS), str(Detector.TORCH), str(Detector.MEMCHECK)]
     assert list(table.index) == names
-    assert tuple(table["caught"]) == ("1 of 1", "0 of 1", "0 of 1")
-    assert tuple(table["false alarms"]) == ("0 of 1", "1 of 1", "0 of 1")
+    assert tuple(table["caught"]) == ("1 of 1", "0 of 1", "–")
+    assert tuple(table["false alarms"]) == ("0 of 1", "1 of 1", "–")
     assert tuple(table["not installed"]) == (0, 0, 2)
     assert tuple(table["decode step"]) == ("2.50x", "–", "–")
     assert tuple(table["names the copy"]) == ("1 of 1", "–", "–")
@@ -118,8 +118,7 @@ def test_what_the_comparison_says(tmp_path: Path) -> None:
     assert detector_analysis.conclusions(run) == [
         "atom.lifetime: 1 of 1 faults caught, false alarms on 0 of 1 correct programs.",
         "torch.cuda._sanitizer: 0 of 1 faults caught, false alarms on 1 of 1 correct programs.",
-        "compute-sanitizer memcheck: 0 of 1 faults caught, false alarms on 0 of 1 correct "
-        "programs; not installed: 2.",
+        "compute-sanitizer memcheck is not installed there.",
         "An eager decode step takes 2.50 times as long under ours (the null arm: 1.02); the goal "
         "is under 3, which is met.",
     ]
