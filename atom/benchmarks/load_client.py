@@ -278,14 +278,14 @@ class _Load:
         try:
             # a lane ends before its time only with a defect
             await asyncio.wait({warm, over, *lanes}, return_when=first)
+            _raise_defect(lanes)
             left = self._began + self.settings.duration_seconds - time.monotonic()
             await asyncio.wait({over, *lanes}, timeout=left, return_when=first)
+            _raise_defect(lanes)
             self._over.set()
             if self.ended == "complete":
                 await asyncio.wait(lanes, timeout=self.settings.grace_seconds)
-            for lane in lanes:
-                if lane.done() and (defect := lane.exception()) is not None:
-                    raise defect
+            _raise_defect(lanes)
         finally:
             for wait in waits:
                 wait.cancel()
@@ -389,3 +389,9 @@ class _Load:
         if self.on_progress is not None:
             elapsed = now - self._began
             self.on_progress(LoadProgress(self.phase, elapsed, self._counted, self._errors))
+
+
+def _raise_defect(lanes: Sequence[asyncio.Task[None]]) -> None:
+    for lane in lanes:
+        if lane.done() and (defect := lane.exception()) is not None:
+            raise defect

@@ -91,6 +91,8 @@ class HttpClient:
             key = os.environ.get(api_key_env, "").strip()
             if not key:
                 raise BadInput(f"api_key_env: the variable {api_key_env} is not set, or empty")
+            if not (key.isascii() and key.isprintable()):
+                raise BadInput(f"api_key_env: {api_key_env} holds what no header can carry")
             self._secrets.append(key)
             headers["Authorization"] = f"Bearer {key}"
         self._http = httpx.AsyncClient(

@@ -251,9 +251,12 @@ def test_a_defect_of_the_caller_is_not_swallowed() -> None:
     def progress(_: LoadProgress) -> None:
         raise ZeroDivisionError
 
-    load = run_load(Scripted(), [session("a")], settings(duration_seconds=60), on_progress=progress)
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(load)
+    began = time.monotonic()
+    for warmup in (0, 3):
+        chosen = settings(duration_seconds=60, concurrency=2, warmup_requests_per_lane=warmup)
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(run_load(Scripted(), [session("a")], chosen, on_progress=progress))
+    assert time.monotonic() - began < 10
 
 
 def test_progress_counts_each_phase() -> None:

@@ -423,5 +423,9 @@ def test_a_wrong_url_is_refused_without_being_repeated(url: str) -> None:
 
 def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOAD_KEY", raising=False)
-    with pytest.raises(BadInput, match="LOAD_KEY"):
+    with pytest.raises(BadInput, match="LOAD_KEY is not set"):
         HttpClient("http://host", MODEL, "LOAD_KEY")
+    monkeypatch.setenv("LOAD_KEY", "gehe\u00efm")
+    with pytest.raises(BadInput, match="LOAD_KEY holds what no header can carry") as refused:
+        HttpClient("http://host", MODEL, "LOAD_KEY")
+    assert "gehe" not in str(refused.value)
