@@ -20,8 +20,9 @@ from atom.model_ops.gated_delta_rule_chunked import L2_EPS
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
 
-#: value columns of a state tile, and warps of its program: in one warp no reduction has a barrier
-STATE_TILE = (32, 1)
+#: value columns of a state tile, and warps of its program: in one warp no reduction has a barrier;
+#: for one token a row, and for more
+STATE_TILE, DRAFTS_TILE = (32, 1), (16, 1)
 _NORM_ELEMENTS = 2048
 _GATE_ELEMENTS = 256
 
@@ -270,7 +271,7 @@ def gated_delta_rule_update_triton(
     record: Tensor,
     layer: int,
     scale: float | None = None,
-    tile: tuple[int, int] = STATE_TILE,
+    tile: tuple[int, int] | None = None,
 ) -> Tensor:
     """See :func:`atom.model_ops.gated_delta_rule.gated_delta_rule_update`.
 
@@ -286,7 +287,8 @@ def gated_delta_rule_update_triton(
         record: as there.
         layer: as there.
         scale: as there.
-        tile: value columns of a state tile (at most so many) and warps of its program.
+        tile: value columns of a state tile (at most so many) and warps of its program; by default
+            what serves so many tokens a row.
     """
     gates = (g, beta, None, None)
     return _update(q, k, v, gates, recurrent_state, meta, guard, record, layer, scale, tile)
@@ -307,7 +309,7 @@ def gated_delta_rule_update_from_gates_triton(
     record: Tensor,
     layer: int,
     scale: float | None = None,
-    tile: tuple[int, int] = STATE_TILE,
+    tile: tuple[int, int] | None = None,
 ) -> Tensor:
     """See :func:`atom.model_ops.gated_delta_rule.gated_delta_rule_update_from_gates`.
 
@@ -328,7 +330,7 @@ def _update(
     record: Tensor,
     layer: int,
     scale: float | None,
-    tile: tuple[int, int],
+    tile: tuple[int, int] | None,
 ) -> Tensor:
     check_update(q, k, v, recurrent_state, meta)
     assert recurrent_state.is_contiguous()
@@ -340,6 +342,7 @@ def _update(
         return output
     (q, q_stride), (k, k_stride), (v, v_stride) = packed(q), packed(k), packed(v)
     (gate, gate_stride), (strength, strength_stride) = packed(gates[0]), packed(gates[1])
+    tile = tile or (STATE_TILE if meta.max_query_len <= 1 else DRAFTS_TILE)
     block_v = min(triton.next_power_of_2(size), tile[0])
     gated_delta_rule_update_kernel[(triton.cdiv(size, block_v), heads, meta.num_rows)](
         *(q, k, v, gate, strength, gates[2], gates[3], output, recurrent_state),
