@@ -92,15 +92,17 @@ def build_site(folder: Path, profile: str, progress: SweepProgress | None = None
     report = load_report(folder, profile)
     section = None
     progress.start(len(report.pages), len(report.pages) * _PAGE_SECONDS)
-    for stem in report.pages:
-        body, style = notebook_body(folder / f"{stem}.ipynb", report.executions.get(stem))
-        section = first_section(body) if stem == _SUMMARY else section
-        title = f"{NOTEBOOKS[stem].title} – {profile}"
-        fold = '<button type="button" class="fold" aria-pressed="false" hidden></button>'
-        page = _page(report, title, fold + body, stem, "notebook.js", style)
-        write_atomically(folder / f"{stem}.html", page)
-        progress.advance(1)
-    progress.stop()
+    try:
+        for stem in report.pages:
+            body, style = notebook_body(folder / f"{stem}.ipynb", report.executions.get(stem))
+            section = first_section(body) if stem == _SUMMARY else section
+            title = f"{NOTEBOOKS[stem].title} – {profile}"
+            fold = '<button type="button" class="fold" aria-pressed="false" hidden></button>'
+            page = _page(report, title, fold + body, stem, "notebook.js", style)
+            write_atomically(folder / f"{stem}.html", page)
+            progress.advance(1)
+    finally:
+        progress.stop()
     index = folder / "index.html"
     body = _index_body(report, section)
     write_atomically(

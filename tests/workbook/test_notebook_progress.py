@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from atom.workbook import notebook_progress, progress
+from atom.workbook import notebook_progress, progress, sweep_progress
 from atom.workbook.notebook_progress import FileProgress, latest, progress_file
 from atom.workbook.progress import Progress
 from atom.workbook.sweep_progress import NoProgress
@@ -27,6 +29,32 @@ def test_the_latest_line_stands_in_the_file(
     told.stop()
     assert latest(path) == ""
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_sweep_tells_how_far_it_is_also_while_one_point_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep_progress, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep_progress, "_LINE_SECONDS", 0.02)
+    stream = io.StringIO()
+    told = sweep_progress.TerminalProgress(stream, "race", "points")
+    told.start(4, 30.0)
+    threads = threading.active_count()
+    deadline = time.monotonic() + 10
+    while "0 of 4 points after 0 s, about 30 s left" not in stream.getvalue():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    told._end = time.monotonic()
+    while "0 of 4 points after 0 s, longer than expected" not in stream.getvalue():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    told.stop()
+    while threading.active_count() >= threads:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    told._last_line -= 60
+    told.advance(4)
+    assert stream.getvalue().splitlines()[-1].endswith("4 of 4 points after 0 s, about 0 s left")
 
 
 def test_a_file_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
