@@ -27,7 +27,10 @@ _PATTERNS: tuple[tuple[Category, str], ...] = (
         r"attend|attention|flash|fmha|sdpa|store_kv|rope|rotary|^decode_kernel|^prefill_kernel|"
         r"join_parts",
     ),
-    (Category.LINEAR, r"gemm|gemv|linear_kernel|nvjet|cutlass|cublas|splitk|xmma|cijk_|s16816|dot_kernel"),
+    (
+        Category.LINEAR,
+        r"gemm|gemv|linear_kernel|nvjet|cutlass|cublas|splitk|xmma|cijk_|s16816|dot_kernel",
+    ),
     (Category.ELEMENTWISE, r"elementwise|reduce|cat|index|gather|scatter|softmax|fill|triton_poi"),
 )
 _COMPILED = tuple((category, re.compile(text, re.IGNORECASE)) for category, text in _PATTERNS)
