@@ -81,7 +81,15 @@ def prompt_token_ids(turn: Turn, *, vocab_size: int, salt: str = "") -> list[int
 
     Returns:
         ``turn.input_tokens`` ids. Two prompts with one salt begin alike as far as their hashes do.
+
+    Raises:
+        BadInput: the hashes stand for fewer tokens than the prompt has.
     """
+    if len(turn.block_hashes) * turn.block_tokens < turn.input_tokens:
+        raise BadInput(
+            f"block_hashes: {len(turn.block_hashes)} blocks of {turn.block_tokens} tokens for a "
+            f"prompt of {turn.input_tokens}"
+        )
     key = np.uint64(int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little"))
     hashes = np.array(turn.block_hashes, dtype=np.uint64) ^ key
     places = np.arange(turn.block_tokens, dtype=np.uint64)

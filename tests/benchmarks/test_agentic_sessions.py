@@ -80,6 +80,11 @@ def test_a_prompt_is_cut_at_its_length(length: int) -> None:
     assert ids == prompt_token_ids(whole(hashes), vocab_size=256)[:length]
 
 
+def test_a_prompt_needs_hashes_for_all_of_it() -> None:
+    with pytest.raises(BadInput, match="block_hashes: 1 blocks of 64 tokens for a prompt of 65"):
+        prompt_token_ids(Turn(65, 1, (1,), 0.0), vocab_size=256)
+
+
 def test_tokens_of_a_block_do_not_repeat_or_follow_each_other() -> None:
     ids = prompt_token_ids(whole(range(100)), vocab_size=256)
     counts = statistics.multimode(ids)
