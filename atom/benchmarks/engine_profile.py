@@ -21,7 +21,7 @@ _PATTERNS: tuple[tuple[Category, str], ...] = (
     (Category.SAMPLER, r"verdict|outputs_kernel|row_part|threshold_kernel|sampl|argmax"),
     (Category.ELEMENTWISE, r"step_inputs|rms_?norm|layer_?norm|embed_norm|silu|sigmoid|l2_?norm"),
     (Category.CONV, r"conv1d|convolution|depthwise"),
-    (Category.RECURRENT, r"delta|recurrent|gdn|chunk|recompute_w|solve_tril|wy_|cumsum|tril"),
+    (Category.RECURRENT, r"delta|recurrent|gdn|chunk|recompute_w|solve_tril|wy_|cumsum|tril|scan_"),
     (
         Category.ATTENTION,
         r"attend|attention|flash|fmha|sdpa|store_kv|rope|rotary|^decode_kernel|^prefill_kernel|"
