@@ -110,6 +110,9 @@ def prepare_for_end() -> None:
 
     def wait() -> None:
         sys.stdin.read()
+        if os.getpgid(0) == os.getpid():
+            # with all that it has started
+            os.killpg(0, signal.SIGKILL)
         os._exit(DIED)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -131,12 +134,12 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its own, if it still runs."""
-    if process.poll() is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
+    """Kill the process, if it still runs, and what it has started in its group."""
+    # its group is there as long as one of it runs, also behind its own end
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(_KILLED_WAIT_SECONDS)
+    if process.poll() is None:
+        process.wait(_KILLED_WAIT_SECONDS)
 
 
 def read_told(path: Path) -> dict[str, Any]:

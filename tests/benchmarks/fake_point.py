@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -42,6 +43,8 @@ def main() -> None:
 
     tell(told_by_a_good_point(0) | {"exposure_seconds": 0.5})
     if word == "hang":
+        child = subprocess.Popen(["sleep", "600"])
+        print(f"child {child.pid}", flush=True)
         time.sleep(600)
     if word == "kill":
         with open(job["told"], "a") as file:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +48,11 @@ def test_one_that_hangs_is_killed_at_its_limit_and_says_where_it_was(tmp_path: P
     end = run_point(job("hang", limit=0.5, log=str(log)), COMMAND)
     assert "fake_point.py" in log.read_text()
     assert "most recent call first" in log.read_text()
+    # what it had started went with it
+    child = re.search(r"^child (\d+)$", log.read_text(), re.MULTILINE)
+    assert child
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(child[1])).wait(timeout=5)
     assert end["timed_out"]
     assert 0.5 <= end["wall_seconds"] < 5
     assert end["told"]["setup_seconds"] == 0.1
@@ -79,12 +86,12 @@ def test_a_point_does_not_outlive_whoever_started_it() -> None:
         f"run_point({job('hang')!r}, {COMMAND!r})\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
-    point = None
-    while point is None:
-        point = next(iter(psutil.Process(parent.pid).children()), None)
+    found: list[psutil.Process] = []
+    # the point, and what it has started
+    while len(found) < 2:
+        found = psutil.Process(parent.pid).children(recursive=True)
         time.sleep(0.02)
-    time.sleep(0.3)
-    assert point.is_running()
+    assert all(process.is_running() for process in found)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    point.wait(timeout=10)
+    assert not psutil.wait_procs(found, timeout=10)[1]
