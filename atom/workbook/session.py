@@ -195,8 +195,8 @@ class Book:
         )
         return settled
 
-    def scalar(self, name: str, value: Any, unit: str, evidence: Evidence | str) -> Any:
-        """Record one number (or text) of the result and return it unchanged.
+    def scalar(self, name: str, value: Any, unit: str, evidence: Evidence | str) -> None:
+        """Record one number (or text) of the result. Nothing is returned, which a cell would show.
 
         Raises:
             BadInput: the name was recorded already, or the value is not a scalar.
@@ -207,7 +207,6 @@ class Book:
         if not isinstance(plain, bool | int | float | str | None):
             raise BadInput(f"scalar '{name}': a number or text is needed, got {type(value)}")
         self._scalars[name] = {"value": plain, "unit": unit, "evidence": str(Evidence(evidence))}
-        return value
 
     def show(
         self,
