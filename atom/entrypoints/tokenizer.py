@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from atom.entrypoints.api_error import ApiError
 from atom.errors import BadInput
 
 #: a message of a chat: role, content (text) and whatever else the client sent
@@ -137,6 +136,9 @@ class FolderTokenizer:
                 **options,
             )
         except Exception as error:
+            # only here: a tokenizer is used where no web server is installed, too
+            from atom.entrypoints.api_error import ApiError
+
             # templates raise by themselves for conversations that they do not know
             raise ApiError(
                 400, f"the model's chat template refuses these messages: {error}", param="messages"

@@ -76,7 +76,7 @@ class TrainingModel(nn.Module):
     Args:
         config: the model's sizes.
         seed: of the parameters.
-        compiled: whether torch.compile makes kernels of the layers, once for each kind.
+        compiled: whether torch.compile makes kernels of the layers, once for each of two kinds.
     """
 
     def __init__(self, config: ModelConfig, *, seed: int = 0, compiled: bool = False) -> None:
@@ -93,8 +93,6 @@ class TrainingModel(nn.Module):
         # functions, not bound methods: all layers of a kind share one compilation
         self._linear = wrap(_linear_layer)
         self._full = wrap(_full_layer)
-        self._draft = wrap(_draft_pass)
-        self._score = wrap(_score)
 
     def _initialise(self) -> None:
         layers = self.config.num_hidden_layers
@@ -166,7 +164,7 @@ class TrainingModel(nn.Module):
         hidden = self.hidden(ids[:, :tokens])
         written = answers[:, 1 : tokens + 1].float()
         weight = written + question_weight * (1.0 - written)
-        model, right = self._score(hidden, self.head, ids[:, 1 : tokens + 1], weight, written)
+        model, right = _score(hidden, self.head, ids[:, 1 : tokens + 1], weight, written)
 
         cos, sin = self.angles(torch.arange(tokens, device=ids.device))
         merged = self.mtp.merge(self.model.embed_tokens(ids[:, 1 : tokens + 1]), hidden)
@@ -174,7 +172,7 @@ class TrainingModel(nn.Module):
         state, key, value = self._full(layer, merged, cos, sin)
         state = self.mtp.norm(state)
         written = answers[:, 2 : tokens + 2].float()
-        found = [self._score(state, self.head, ids[:, 2 : tokens + 2], written, written.clone())]
+        found = [_score(state, self.head, ids[:, 2 : tokens + 2], written, written)]
 
         state = state.gather(1, chosen[..., None].expand(-1, -1, state.shape[-1]))
         seen = torch.arange(tokens, device=ids.device) <= chosen[..., None]
@@ -182,15 +180,13 @@ class TrainingModel(nn.Module):
         for number in range(1, DRAFT_PASSES):
             embedding = self.model.embed_tokens(ids.gather(1, chosen + 1 + number))
             cos, sin = self.angles(chosen + number)
-            state, pair = self._draft(
+            state, pair = _draft_pass(
                 *(self.mtp, embedding, state, cos, sin, key, value, seen, own)
             )
             own = [*own, pair]
             target = chosen + 2 + number
             written = answers.gather(1, target).float()
-            found.append(
-                self._score(state, self.head, ids.gather(1, target), written, written.clone())
-            )
+            found.append(_score(state, self.head, ids.gather(1, target), written, written))
         drafts = torch.stack([loss for loss, _ in found])
         return Losses(
             total=model + draft_weight * drafts[:passes].sum(),

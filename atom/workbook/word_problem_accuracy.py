@@ -70,6 +70,8 @@ def _evaluate(chosen: argparse.Namespace) -> int:
             "max_num_seqs": chosen.max_num_seqs,
             "max_waiting": max(chosen.items, 1024),
             "max_model_len": min(longest, 16384),
+            # enough for this set's prompts; the rest of the device is left to others
+            "num_kv_blocks": 128 * chosen.max_num_seqs + 1024,
         },
         where="accuracy",
     )
