@@ -188,7 +188,9 @@ def _tail(
 ) -> int:
     """Hash of a prompt's last block, which is not full and so not in the record.
 
-    It is the block that the next prompt has there, if that one goes on from this one.
+    It is the block that the next prompt has there, if that one goes on from this one, as a
+    conversation does. The AgentX harness writes other text there: its prompts share up to a block
+    less.
     """
     count = len(hashes)
     for block in following:
