@@ -101,40 +101,73 @@ def gated_delta_rule_replay_kernel(
     ring_gates = kept_gates + group.to(tl.int64) * (PLACES * 2 * HEADS) + head
     key_place = key_head * K + keys
     value_place = KEY_HEADS * K + head * V + columns
-    for number in range(applied):
-        at = ((context - applied + number) % PLACES + PLACES) % PLACES
-        key = tl.load(ring + at * PLACE + key_place, mask=real_keys, other=0.0)
-        value = tl.load(ring + at * PLACE + value_place, mask=real_columns, other=0.0)
-        decay = tl.load(ring_gates + at * 2 * HEADS)
-        write = tl.load(ring_gates + at * 2 * HEADS + HEADS)
-        key = normalised(key, L2_EPS)
-        state, missing = decayed_and_missing(state, key, value, decay, write)
-        state = state + key[:, None] * missing[None, :]
-    tl.store(place, state, mask=real)
-
     rate = tl.load(A_log + head).to(tl.float32)
     bias = tl.load(dt_bias + head).to(tl.float32)
+    # each token is asked for a token ahead: nothing else covers the way to memory
+    at = ((context - applied) % PLACES + PLACES) % PLACES
+    there = applied > 0
+    key = tl.load(ring + at * PLACE + key_place, mask=real_keys & there, other=0.0)
+    value = tl.load(ring + at * PLACE + value_place, mask=real_columns & there, other=0.0)
+    decay = tl.load(ring_gates + at * 2 * HEADS, mask=there, other=0.0)
+    write = tl.load(ring_gates + at * 2 * HEADS + HEADS, mask=there, other=0.0)
+    first_token = begin.to(tl.int64)
+    own_key = tl.load(
+        k + first_token * k_stride + key_head * K + keys, mask=real_keys & used, other=0.0
+    )
+    own_query = tl.load(
+        q + first_token * q_stride + key_head * K + keys, mask=real_keys & used, other=0.0
+    )
+    own_value = tl.load(
+        v + first_token * v_stride + head * V + columns, mask=real_columns & used, other=0.0
+    )
+    own_decay = tl.load(gate + first_token * gate_stride + head, mask=used, other=0.0)
+    own_write = tl.load(strength + first_token * strength_stride + head, mask=used, other=0.0)
+    for number in range(applied):
+        at = ((context - applied + number + 1) % PLACES + PLACES) % PLACES
+        there = number + 1 < applied
+        next_key = tl.load(ring + at * PLACE + key_place, mask=real_keys & there, other=0.0)
+        next_value = tl.load(ring + at * PLACE + value_place, mask=real_columns & there, other=0.0)
+        next_decay = tl.load(ring_gates + at * 2 * HEADS, mask=there, other=0.0)
+        next_write = tl.load(ring_gates + at * 2 * HEADS + HEADS, mask=there, other=0.0)
+        unit = normalised(key, L2_EPS)
+        state, missing = decayed_and_missing(state, unit, value, decay, write)
+        state = state + unit[:, None] * missing[None, :]
+        key = next_key
+        value = next_value
+        decay = next_decay
+        write = next_write
+    tl.store(place, state, mask=real)
+
     # one program a key head keeps the keys, and one a head the gates
     keeps_key = passes & first & (head % (HEADS // KEY_HEADS) == 0)
     for number in range(tokens):
         token = (begin + number).to(tl.int64)
         at = ((context + number) % PLACES + PLACES) % PLACES
-        key = tl.load(k + token * k_stride + key_head * K + keys, mask=real_keys, other=0.0)
-        query = tl.load(q + token * q_stride + key_head * K + keys, mask=real_keys, other=0.0)
-        value = tl.load(v + token * v_stride + head * V + columns, mask=real_columns, other=0.0)
-        decay = tl.load(gate + token * gate_stride + head).to(tl.float32)
-        write = tl.load(strength + token * strength_stride + head).to(tl.float32)
-        decay = log_decay_of(decay, rate, bias)
-        write = tl.sigmoid(write)
-        tl.store(ring + at * PLACE + key_place, key, mask=real_keys & keeps_key)
-        tl.store(ring + at * PLACE + value_place, value, mask=real_columns & passes)
+        there = number + 1 < tokens
+        token_key = k + (token + 1) * k_stride + key_head * K + keys
+        next_key = tl.load(token_key, mask=real_keys & there, other=0.0)
+        token_query = q + (token + 1) * q_stride + key_head * K + keys
+        next_query = tl.load(token_query, mask=real_keys & there, other=0.0)
+        token_value = v + (token + 1) * v_stride + head * V + columns
+        next_value = tl.load(token_value, mask=real_columns & there, other=0.0)
+        next_decay = tl.load(gate + (token + 1) * gate_stride + head, mask=there, other=0.0)
+        next_write = tl.load(strength + (token + 1) * strength_stride + head, mask=there, other=0.0)
+        decay = log_decay_of(own_decay.to(tl.float32), rate, bias)
+        write = tl.sigmoid(own_write.to(tl.float32))
+        tl.store(ring + at * PLACE + key_place, own_key, mask=real_keys & keeps_key)
+        tl.store(ring + at * PLACE + value_place, own_value, mask=real_columns & passes)
         tl.store(ring_gates + at * 2 * HEADS, decay, mask=passes & first)
         tl.store(ring_gates + at * 2 * HEADS + HEADS, write, mask=passes & first)
-        key = normalised(key, L2_EPS)
-        query = normalised(query, L2_EPS) * scale
-        state, missing = decayed_and_missing(state, key, value, decay, write)
-        result = tl.sum(state * query[:, None], 0) + tl.sum(query * key, 0) * missing
-        state = state + key[:, None] * missing[None, :]
+        unit = normalised(own_key, L2_EPS)
+        query = normalised(own_query, L2_EPS) * scale
+        state, missing = decayed_and_missing(state, unit, own_value, decay, write)
+        result = tl.sum(state * query[:, None], 0) + tl.sum(query * unit, 0) * missing
+        state = state + unit[:, None] * missing[None, :]
+        own_key = next_key
+        own_query = next_query
+        own_value = next_value
+        own_decay = next_decay
+        own_write = next_write
         result = tl.where(passes, result, 0.0).to(output.dtype.element_ty)
         tl.store(output + (token * HEADS + head) * V + columns, result, mask=real_columns)
     report_row(

@@ -179,19 +179,45 @@ def gated_delta_rule_update_kernel(
     if GATES_INSIDE:
         rate = tl.load(A_log + head).to(tl.float32)
         bias = tl.load(dt_bias + head).to(tl.float32)
+    # each token is asked for a token ahead: nothing else covers the way to memory
+    first = begin.to(tl.int64)
+    own_key = tl.load(k + first * k_stride + key_head * K + keys, mask=real_keys & used, other=0.0)
+    own_query = tl.load(
+        q + first * q_stride + key_head * K + keys, mask=real_keys & used, other=0.0
+    )
+    own_value = tl.load(
+        v + first * v_stride + head * V + columns, mask=real_columns & used, other=0.0
+    )
+    own_decay = tl.load(gate + first * gate_stride + head, mask=used, other=0.0)
+    own_write = tl.load(strength + first * strength_stride + head, mask=used, other=0.0)
+    own_slot = tl.load(entry, mask=passes & used, other=0)
     for number in range(tokens):
         token = (begin + number).to(tl.int64)
-        key = tl.load(k + token * k_stride + key_head * K + keys, mask=real_keys, other=0.0)
-        query = tl.load(q + token * q_stride + key_head * K + keys, mask=real_keys, other=0.0)
-        value = tl.load(v + token * v_stride + head * V + columns, mask=real_columns, other=0.0)
-        decay = tl.load(gate + token * gate_stride + head).to(tl.float32)
-        write = tl.load(strength + token * strength_stride + head).to(tl.float32)
-        written = tl.load(entry + number, mask=passes, other=0).to(tl.int64)
+        there = number + 1 < tokens
+        token_key = k + (token + 1) * k_stride + key_head * K + keys
+        next_key = tl.load(token_key, mask=real_keys & there, other=0.0)
+        token_query = q + (token + 1) * q_stride + key_head * K + keys
+        next_query = tl.load(token_query, mask=real_keys & there, other=0.0)
+        token_value = v + (token + 1) * v_stride + head * V + columns
+        next_value = tl.load(token_value, mask=real_columns & there, other=0.0)
+        next_decay = tl.load(gate + (token + 1) * gate_stride + head, mask=there, other=0.0)
+        next_write = tl.load(strength + (token + 1) * strength_stride + head, mask=there, other=0.0)
+        next_slot = tl.load(entry + number + 1, mask=passes & there, other=0)
+        written = own_slot.to(tl.int64)
+        value = own_value
+        decay = own_decay.to(tl.float32)
+        write = own_write.to(tl.float32)
         if GATES_INSIDE:
             decay = log_decay_of(decay, rate, bias)
             write = tl.sigmoid(write)
-        key = normalised(key, L2_EPS)
-        query = normalised(query, L2_EPS) * scale
+        key = normalised(own_key, L2_EPS)
+        query = normalised(own_query, L2_EPS) * scale
+        own_key = next_key
+        own_query = next_query
+        own_value = next_value
+        own_decay = next_decay
+        own_write = next_write
+        own_slot = next_slot
         # both reads are of the decayed state, so that neither waits for the other:
         # query @ (state + key (outer) missing) = query @ state + (query . key) * missing
         state, missing = decayed_and_missing(state, key, value, decay, write)
