@@ -30,21 +30,18 @@ class Tile:
     parts: int = 1
 
 
-#: tiles by the power of two that the tokens are padded to
+#: tiles by the power of two that the tokens are padded to, 32 at least: fewer are not faster
 WIDE = {
-    16: Tile(32, 128, 4, 4),
     32: Tile(32, 128, 4, 4),
     64: Tile(32, 128, 3, 4),
     128: Tile(64, 64, 4, 8),
 }
 GATED = {
-    16: Tile(32, 128, 3, 4),
     32: Tile(32, 128, 3, 4),
     64: Tile(32, 64, 4, 4),
     128: Tile(32, 64, 4, 8),
 }
 NARROW = {
-    16: Tile(32, 128, 3, 4, 4),
     32: Tile(32, 128, 3, 4, 4),
     64: Tile(32, 128, 3, 4, 4),
     128: Tile(64, 64, 4, 8, 8),
@@ -58,26 +55,29 @@ def decode_linear_kernel(
     out,
     tokens,
     x_row,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    outputs,
+    inputs,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Program ``(outputs, part)``. ``weight`` is ``[N, K]``, or ``[2 * N, K]`` if ``GATED``."""
+    """Program ``(tile, part)``; ``weight`` has twice as many rows as ``outputs`` if ``GATED``.
+
+    Sizes are no constants, so that layers of different shapes share a binary.
+    """
     part = tl.program_id(1)
     token = tl.arange(0, BLOCK_T)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_K)
     here = token < tokens
-    real = output < N
-    LENGTH: tl.constexpr = (K + BLOCK_K * PARTS - 1) // (BLOCK_K * PARTS) * BLOCK_K
-    begin = part * LENGTH
-    end = tl.minimum(begin + LENGTH, K)
+    real = output < outputs
+    length = tl.cdiv(inputs, BLOCK_K * PARTS) * BLOCK_K
+    begin = part * length
+    end = tl.minimum(begin + length, inputs)
     rows = x + token[:, None].to(tl.int64) * x_row + column[None, :]
-    weights = weight + output[:, None].to(tl.int64) * K + column[None, :]
+    weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     total = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     other = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     for first in range(begin, end, BLOCK_K):
@@ -86,22 +86,20 @@ def decode_linear_kernel(
         read = real[:, None] & inside[None, :]
         total = tl.dot(values, tl.trans(tl.load(weights + first, mask=read, other=0.0)), total)
         if GATED:
-            more = tl.load(weights + N * K + first, mask=read, other=0.0)
+            more = tl.load(weights + outputs * inputs + first, mask=read, other=0.0)
             other = tl.dot(values, tl.trans(more), other)
     if GATED:
         # rounded first, as a projection of its own rounds them
         gate = total.to(out.dtype.element_ty).to(tl.float32)
         total = gate / (1.0 + tl.exp(-gate)) * other.to(out.dtype.element_ty).to(tl.float32)
-    place = (part * tokens + token)[:, None].to(tl.int64) * N + output[None, :]
+    place = (part * tokens + token)[:, None].to(tl.int64) * outputs + output[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=here[:, None] & real[None, :])
 
 
 def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, gated: bool) -> Tensor:
     outputs = out.shape[-1]
     decode_linear_kernel[(triton.cdiv(outputs, tile.outputs), tile.parts)](
-        *(x, weight, out, x.shape[0], x.stride(0)),
-        N=outputs,
-        K=weight.shape[1],
+        *(x, weight, out, x.shape[0], x.stride(0), outputs, weight.shape[1]),
         BLOCK_T=_padded(x),
         BLOCK_N=tile.outputs,
         BLOCK_K=tile.inputs,
@@ -115,7 +113,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, gated: bool) 
 
 
 def _padded(x: Tensor) -> int:
-    return max(16, int(triton.next_power_of_2(x.shape[0])))
+    return max(32, int(triton.next_power_of_2(x.shape[0])))
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

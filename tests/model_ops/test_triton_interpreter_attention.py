@@ -142,7 +142,7 @@ def check_projections_of_a_few_tokens() -> None:
         close = {"rtol": 2e-3, "atol": 2e-3}
         torch.testing.assert_close(kernels.linear(x, weight).float(), expected, **close)
         parts = kernels.linear_parts(x, weight)
-        assert parts.shape == (kernels.NARROW[16].parts, tokens, outputs)
+        assert parts.shape == (kernels.NARROW[32].parts, tokens, outputs)
         torch.testing.assert_close(parts.sum(0), expected, **close)
         gate, up = expected.half().float().chunk(2, 1)
         found = kernels.linear_silu_and_mul(x, weight).float()
