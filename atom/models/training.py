@@ -42,16 +42,16 @@ class TrainingSettings(Settings):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Of the weights and of the order of examples."""
 
-    rows: int = Field(48, ge=1, le=4096)
+    rows: int = Field(56, ge=1, le=4096)
     """Conversations of a step."""
 
     length: int = Field(1280, ge=CHUNK_TOKENS, le=2**16, multiple_of=CHUNK_TOKENS)
     """Tokens of each."""
 
-    learning_rate: float = Field(3e-3, gt=0, le=1)
+    learning_rate: float = Field(4e-3, gt=0, le=1)
     """Its highest value."""
 
-    warmup_steps: int = Field(150, ge=0, le=10**6)
+    warmup_steps: int = Field(100, ge=0, le=10**6)
     """Steps until then; afterwards it falls in a straight line to 0."""
 
     weight_decay: float = Field(0.1, ge=0, le=10)
@@ -69,7 +69,7 @@ class TrainingSettings(Settings):
     draft_passes: int = Field(DRAFT_PASSES, ge=1, le=DRAFT_PASSES)
     """Passes of the MTP layer that are learned: 1 learns to draft one token, as is common."""
 
-    draft_places: int = Field(128, ge=1, le=2**16)
+    draft_places: int = Field(64, ge=1, le=2**16)
     """Places of a conversation that drafts go on from."""
 
     clip: float = Field(1.0, gt=0, le=1e6)

@@ -31,8 +31,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     a, b, c = _QUINTIC
     for _ in range(_ITERATIONS):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        square = torch.bmm(x, x.mT)
+        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, factor, x, beta=a)
     return x.mT if tall else x
 
 
