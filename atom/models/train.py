@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="training time of the whole schedule, over several runs (default: this run's)",
     )
+    add("--cuda-graph", action="store_true", help="run a GPU's steps as one device graph")
     add("--no-compile", action="store_true", help="do not use torch.compile on a GPU")
     add(
         "-p",
@@ -117,6 +118,7 @@ def _train(chosen: argparse.Namespace) -> int:
         chosen.out,
         device=device,
         compiled=device == "cuda" and not chosen.no_compile,
+        graphed=device == "cuda" and chosen.cuda_graph,
     )
     trainer.run(seconds=chosen.seconds, budget_seconds=chosen.budget_seconds)
     folder = export(trainer, data, Path(chosen.out) / "model")

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from atom.config import Settings
 from atom.errors import BadInput
@@ -34,6 +35,8 @@ CHECKPOINT = "checkpoint.pt"
 _CURVE_STEPS = 20
 #: seconds kept back of a time limit for the checkpoint and the weights
 _SAVE_SECONDS = 4.0
+#: steps that run one kernel after the other, before they become a graph
+_STEPS_BEFORE_GRAPH = 3
 
 
 class TrainingSettings(Settings):
@@ -106,6 +109,7 @@ class Trainer:
         folder: keeps the checkpoint; one found there is gone on from.
         device: ``cuda`` computes in 16 bits where that is safe, ``cpu`` in float32.
         compiled: whether torch.compile makes the kernels.
+        graphed: whether all steps but the first few run as one device graph; on a GPU only.
 
     Raises:
         BadInput: a checkpoint of another model or other settings.
@@ -120,7 +124,9 @@ class Trainer:
         *,
         device: str = "cpu",
         compiled: bool = False,
+        graphed: bool = False,
     ) -> None:
+        self._graphed = graphed
         self.config, self.settings, self.folder = config, settings, Path(folder)
         self.device = torch.device(device)
         self.pool = pool.to(device)
@@ -129,6 +135,7 @@ class Trainer:
         self.optimizer = TrainingOptimizer(
             self.model, weight_decay=settings.weight_decay, muon=settings.muon
         )
+        self._graph: tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Losses] | None = None
         self.state = TrainingState()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._resume()
@@ -181,18 +188,45 @@ class Trainer:
         return settings.learning_rate * warm * max(0.0, 1.0 - progress)
 
     def step(self, progress: float) -> Losses:
-        """Take one step."""
+        """Take one step. Where it runs in a graph, the next step overwrites what is returned."""
+        batch = self._batch()
+        self.optimizer.set_learning_rate(self.learning_rate(progress))
+        if self._graph is None:
+            losses = self._compute(*batch)
+        else:
+            graph, places, losses = self._graph
+            for place, value in zip(places, batch, strict=True):
+                place.copy_(value)
+            graph.replay()
+        self.state.step += 1
+        self.state.tokens += self.settings.rows * self.settings.length
+        return losses
+
+    def capture(self) -> None:
+        """From now on, run steps as one device graph: the host no longer limits them.
+
+        Needs a GPU, and a few steps taken before, so that all kernels are compiled.
+        """
+        batch = self._batch()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            losses = self._compute(*batch)
+        self._graph = (graph, batch, losses)
+
+    def _batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, which of them are to be written, and the places that drafts go on from."""
         settings = self.settings
         # every batch has a seed of its own, so that a run that goes on sees new ones
         seed = (settings.seed << 32) + self.state.step
         ids, written = self.pool.rows(seed, settings.rows, settings.length + 1 + DRAFT_PASSES)
         generator = torch.Generator(self.device).manual_seed(seed + 1)
-        chosen = torch.randint(
-            settings.length - 1,
-            (settings.rows, settings.draft_places),
-            generator=generator,
-            device=self.device,
-        )
+        shape = (settings.rows, settings.draft_places)
+        chosen = torch.randint(settings.length - 1, shape, generator=generator, device=self.device)
+        return ids, written, chosen
+
+    def _compute(self, ids: Tensor, written: Tensor, chosen: Tensor) -> Losses:
+        settings = self.settings
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             losses = self.model.losses(
                 ids,
@@ -204,10 +238,9 @@ class Trainer:
             )
         losses.total.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
-        self.optimizer.step(self.learning_rate(progress))
-        self.state.step += 1
-        self.state.tokens += settings.rows * settings.length
-        return losses
+        self.optimizer.step()
+        # without the way back to the parameters, which a captured step must not share
+        return replace(losses, total=losses.total.detach())
 
     def run(
         self,
@@ -241,7 +274,11 @@ class Trainer:
             while progress < 1.0 and not stopped and time.monotonic() < limit:
                 losses = self.step(progress)
                 if started is None:
-                    # the first step compiles
+                    # the first steps compile
+                    if self._graphed:
+                        for _ in range(_STEPS_BEFORE_GRAPH):
+                            losses = self.step(progress)
+                        self.capture()
                     if self.device.type == "cuda":
                         torch.cuda.synchronize()
                     started = time.monotonic()

@@ -74,14 +74,23 @@ class TrainingOptimizer:
         groups: list[dict[str, Any]] = [{"params": plain, "weight_decay": 0.0}]
         if decayed:
             groups.append({"params": decayed, "weight_decay": weight_decay})
-        fused = all(p.is_cuda for p in model.parameters())
-        self._adam = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=1e-8, fused=fused)
+        device = next(model.parameters()).device
+        cuda = device.type == "cuda"
+        # a tensor, so that a step that is captured in a graph reads it anew
+        self._rate = torch.zeros((), device=device)
+        self._adam = torch.optim.AdamW(
+            groups, lr=self._rate, betas=betas, eps=1e-8, fused=cuda, capturable=cuda
+        )
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the rate of the next steps."""
+        self._rate.fill_(rate)
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
+    def step(self) -> None:
         """Take one step down the parameters' gradients, and forget these."""
         for group in self._adam.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = self._rate
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
         for parameters, momentum in self._stacks:
@@ -90,8 +99,8 @@ class TrainingOptimizer:
             update = orthogonalize(gradient.lerp(momentum, self._momentum)).float()
             scale = _STEP_SIZE * max(update.shape[-2:]) ** 0.5
             data = _data(parameters)
-            torch._foreach_mul_(data, 1.0 - learning_rate * self._decay)
-            torch._foreach_add_(data, list(update.unbind(0)), alpha=-learning_rate * scale)
+            torch._foreach_mul_(data, 1.0 - self._rate * self._decay)
+            torch._foreach_sub_(data, list((update * (self._rate * scale)).unbind(0)))
             for parameter in parameters:
                 parameter.grad = None
 
