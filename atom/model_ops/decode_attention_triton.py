@@ -69,13 +69,12 @@ def decode_kernel(
     begin = tl.load(query_start_loc + batch_row)
     length = tl.load(query_start_loc + batch_row + 1) - begin
     first_query = tile * QUERIES
-    if first_query >= length:
-        return
     context = tl.load(context_lens + batch_row)
     end = tl.minimum(context + tl.minimum(first_query + QUERIES, length), capacity)
     share = _keys_a_part(end, splits, KEYS)
     first = split * share
-    if first >= end:
+    # one branch, so that the loads before it do not wait for each other
+    if (first_query >= length) | (first >= end):
         return
     last = tl.minimum(first + share, end)
 
