@@ -112,7 +112,8 @@ class ThroughputRow(BaseModel):
     hit_tokens: int | None = Field(ge=0)
     """Of those, tokens whose KV and state were found, in whichever tier."""
     pool_hit_tokens: int | None = Field(ge=0)
-    """Of those, tokens whose KV was brought from the CPU pool."""
+    """Tokens whose KV was brought from the CPU pool. More than the hits where what was brought
+    could not be used: it was given up again, or had no state behind it."""
     kv_chunks_stored: int | None = Field(ge=0)
     kv_chunks_loaded: int | None = Field(ge=0)
     states_stored: int | None = Field(ge=0)

@@ -69,7 +69,7 @@ ACCELERATOR: dict[str, Any] = {
     "block_size": 64,
     "num_kv_blocks": 4915,
     "state_checkpoint_tokens": 256,
-    "num_state_checkpoints": 128,
+    "num_state_checkpoints": 32,
     "warm_up": True,
 }
 #: names of it that are points of its grid
