@@ -7,10 +7,12 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from atom.errors import BadInput
 from atom.models.presets import count_parameters
 from atom.models.training import Trainer
 from atom.models.weights import write_checkpoint
@@ -71,6 +73,27 @@ def training_facts(trainer: Trainer, data: Path) -> dict[str, object]:
     }
 
 
+def record_evaluation(folder: str | Path, evaluation: Mapping[str, object]) -> None:
+    """Write what an evaluation found into a model's facts and card.
+
+    Args:
+        folder: a folder of :func:`export`.
+        evaluation: value by name.
+
+    Raises:
+        BadInput: if it is none.
+    """
+    path = Path(folder) / FACTS
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}; expected a model of atom.models.train") from None
+    facts["evaluation"] = dict(evaluation)
+    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8")
+    (Path(folder) / CARD).write_text(card(facts), encoding="utf-8")
+
+
 def card(facts: dict[str, object]) -> str:
     """The card of a model, in Markdown."""
 
@@ -80,6 +103,9 @@ def card(facts: dict[str, object]) -> str:
         return f"| | |\n|---|---|\n{rows}\n"
 
     plain = {name: value for name, value in facts.items() if not isinstance(value, dict)}
+    evaluation = ""
+    if "evaluation" in facts:
+        evaluation = f"## Evaluation (measured)\n\n{table(facts['evaluation'])}\n"
     return f"""# A small Qwen3-Next model that solves word problems
 
 A dense model of the Qwen3-Next architecture (gated delta nets, and full attention in every fourth
@@ -93,7 +119,7 @@ in an engine does to answers.
 * Loads in this workbook's engine, and in transformers as `Qwen3NextForCausalLM` (which leaves the
   `mtp.*` weights aside).
 
-## Training
+{evaluation}## Training
 
 {table(plain)}
 Settings:

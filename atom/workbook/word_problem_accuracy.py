@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--draft-tokens", type=int, default=3, metavar="N", help="MTP drafts (%(default)s)")
     add("--device", default="auto", choices=("auto", "accelerator", "virtual"), help="where")
     add("--json", metavar="FILE", help="write the outcomes there")
+    add("--card", action="store_true", help="write the result into the model's card")
     add("--show", type=int, default=0, metavar="N", help="print so many wrong answers")
     try:
         return _evaluate(parser.parse_args(arguments))
@@ -58,6 +59,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     from atom.device.accelerator import why_no_accelerator
     from atom.model_engine.engine_settings import EngineSettings
     from atom.models.model_config import ModelConfig
+    from atom.models.training_card import record_evaluation
     from atom.workbook.statistics import wilson_interval
 
     settings = AccuracySettings.parse(
@@ -78,7 +80,8 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     device = chosen.device
     if device == "auto":
         device = "virtual" if why_no_accelerator() is not None else "accelerator"
-    found = evaluate(chosen.model, open_device(DeviceChoice(device)), engine_settings, settings)
+    opened = open_device(DeviceChoice(device))
+    found = evaluate(chosen.model, opened, engine_settings, settings)
     total = len(found.outcomes)
     summary: dict[str, object] = {"model": Path(chosen.model).name, "items": total}
     for name, count in (("strict_match", found.strict), ("flexible_extract", found.flexible)):
@@ -99,6 +102,10 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         f"{found.generated_tokens} tokens in {found.decode_steps} decode steps, "
         f"{found.seconds:.1f} s"
     )
+    if chosen.card:
+        summary |= {"shots": settings.shots, "seed": settings.seed, "temperature": 0}
+        summary |= {"draft_tokens": chosen.draft_tokens, "device": opened.properties.name}
+        record_evaluation(chosen.model, summary)
     if chosen.json:
         content = {**summary, "outcomes": [asdict(outcome) for outcome in found.outcomes]}
         Path(chosen.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from atom.models import train
 from atom.models.model_config import FULL, LINEAR
 from atom.models.tokenizer_training import train_tokenizer
 from atom.models.training import CHECKPOINT, Trainer, TrainingSettings
-from atom.models.training_card import export
+from atom.models.training_card import export, record_evaluation
 from atom.models.training_data import TokenPool, save_arrays
 from atom.models.training_optimizer import orthogonalize
 from atom.models.training_sizes import SIZES, for_tokenizer
@@ -176,4 +176,9 @@ def test_sizes_fit_the_repository() -> None:
 def test_export_without_a_curve(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "tokenizer", ["a"], 300)
     folder = export(trainer(tmp_path / "run"), tmp_path, tmp_path / "model")
-    assert (folder / "README.md").exists()
+    assert "Evaluation" not in (folder / "README.md").read_text()
+    record_evaluation(folder, {"strict_match": 0.5})
+    assert "strict_match | 0.5" in (folder / "README.md").read_text()
+    assert json.loads((folder / "training.json").read_text())["evaluation"] == {"strict_match": 0.5}
+    with pytest.raises(BadInput, match=r"training\.json"):
+        record_evaluation(tmp_path, {})
