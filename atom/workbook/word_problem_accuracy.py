@@ -104,7 +104,10 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     )
     if chosen.card:
         summary |= {"shots": settings.shots, "seed": settings.seed, "temperature": 0}
-        summary |= {"draft_tokens": chosen.draft_tokens, "device": opened.properties.name}
+        summary |= {
+            "draft_tokens": chosen.draft_tokens,
+            "device": f"{device}, {opened.properties.name}",
+        }
         record_evaluation(chosen.model, summary)
     if chosen.json:
         content = {**summary, "outcomes": [asdict(outcome) for outcome in found.outcomes]}

@@ -25,7 +25,6 @@ from atom.models.training_optimizer import orthogonalize
 from atom.models.training_sizes import SIZES, for_tokenizer
 from atom.models.weights import load_model, write_checkpoint
 
-
 #: one layer of each kind
 CONFIG = small_config(num_hidden_layers=2, layer_types=(LINEAR, FULL))
 
