@@ -82,6 +82,20 @@ class _Sent:
     generated: int = 0
 
 
+def shared_blocks(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many leading blocks two prompts have in common."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 class CapacityFault(AtomError):
     """The simulated engine cannot go on: nothing runs and nothing will."""
 
@@ -257,9 +271,7 @@ class Simulation:
                 f"block_size {size}: expected a divisor or a multiple of the sessions' {unit}"
             )
         ids = turn.block_hashes
-        pairs = zip(lane.chained, ids, strict=False)
-        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-        kept = sum(1 for _ in alike)
+        kept = shared_blocks(lane.chained, ids)
         # every token of an engine block belongs to the trace blocks that it covers
         kept_blocks = min(kept * unit // size, len(lane.chain))
         chain = lane.chain[:kept_blocks]

@@ -24,7 +24,20 @@ class CapacityRow(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    point_id: str = ""
+    """``<arm>/c<sessions>/<pool>/x<byte scale>/<device memory>/<repeat>``: unique within a run."""
+    arm: str = ""
+    """What is changed about the published way of serving."""
+    repeat: int = Field(0, ge=0)
+    byte_scale: float | None = Field(None, gt=0)
+    """Bytes of a KV token and a state image over the nominal model's."""
+    device_gb: float | None = Field(None, gt=0)
+    """KV pool on the device in GB."""
+
     concurrency: int = Field(ge=1)
+    """Live sessions that ask."""
+    served_sessions: int | None = Field(None, ge=1)
+    """Of those, served at a time: fewer under admission control."""
     pool_gib: float | None = Field(ge=0)
     """CPU pool in GiB; blank: no offload."""
     offload_policy: PoolPolicy | None
@@ -53,6 +66,11 @@ class CapacityRow(BaseModel):
     """State images that the pool gave back."""
     state_load_failures: int = Field(ge=0)
     """State images that it had given up when their KV was still there."""
+    state_pairs: int = Field(ge=0)
+    """Requests whose KV reached a place at which the pool has, or had evicted, a state."""
+    state_pairs_failed: int = Field(ge=0)
+    """Of those, requests whose last such state it had evicted: the KV half succeeds, the pair
+    fails."""
     kv_loads: int = Field(ge=0)
     kv_load_failures: int = Field(ge=0)
     states_evicted: int = Field(ge=0)
@@ -71,9 +89,8 @@ class CapacityRow(BaseModel):
 
     @property
     def state_failure_rate(self) -> float | None:
-        """Share of the state images asked of the pool that it had given up."""
-        asked = self.state_loads + self.state_load_failures
-        return self.state_load_failures / asked if asked else None
+        """Share of the requests that asked the pool for a state, and whose state it had evicted."""
+        return self.state_pairs_failed / self.state_pairs if self.state_pairs else None
 
 
 def row_of(
@@ -109,6 +126,8 @@ def row_of(
         hit_tokens=count("hit_tokens"),
         state_loads=count("offload_loaded_states"),
         state_load_failures=count(f"offload_failed_{EntryKind.STATE}_evicted"),
+        state_pairs=count("offload_state_pairs"),
+        state_pairs_failed=count("offload_state_pairs_failed"),
         kv_loads=count("offload_loaded_chunks"),
         kv_load_failures=count(f"offload_failed_{EntryKind.KV}_evicted"),
         states_evicted=count(f"pool_{EntryKind.STATE}_evicted"),

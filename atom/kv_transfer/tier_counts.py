@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -34,6 +35,9 @@ class TierCounts:
         loads: loads begun, one a request.
         loaded_chunks, loaded_states: what they brought.
         pin_waits: how often the host waited for a copy because its pins were in the way.
+        state_pairs: admitted requests whose KV reached a place at which the pool has, or had
+            evicted, a state.
+        state_pairs_failed: those of them whose last such state was evicted.
         failures: by kind and cause, one for each time a request was admitted.
         drops: stores that were not made, by kind and cause.
     """
@@ -44,12 +48,28 @@ class TierCounts:
     loaded_chunks: int = 0
     loaded_states: int = 0
     pin_waits: int = 0
+    state_pairs: int = 0
+    state_pairs_failed: int = 0
     failures: Counter[tuple[EntryKind, Cause]] = field(default_factory=Counter)
     drops: Counter[tuple[EntryKind, Cause]] = field(default_factory=Counter)
 
     def failed(self, kind: EntryKind, cause: Cause) -> None:
         """Count a load that could not be."""
         self.failures[kind, cause] += 1
+
+    def asked(self, failures: Iterable[tuple[EntryKind, Cause]], state_loaded: bool) -> None:
+        """Count what an admitted request asked of the pool.
+
+        Args:
+            failures: loads that could not be; states from the last place of its KV down.
+            state_loaded: whether a state came.
+        """
+        failures = list(failures)
+        for kind, cause in failures:
+            self.failed(kind, cause)
+        failed = (EntryKind.STATE, Cause.EVICTED) in failures
+        self.state_pairs += failed or state_loaded
+        self.state_pairs_failed += failed
 
     def dropped(self, kind: EntryKind, cause: Cause) -> None:
         """Count a store that was not made."""
@@ -64,6 +84,8 @@ class TierCounts:
             "offload_loaded_chunks": self.loaded_chunks,
             "offload_loaded_states": self.loaded_states,
             "offload_pin_waits": self.pin_waits,
+            "offload_state_pairs": self.state_pairs,
+            "offload_state_pairs_failed": self.state_pairs_failed,
         }
         for what, counter in (("failed", self.failures), ("dropped", self.drops)):
             for (kind, cause), count in counter.items():

@@ -94,6 +94,10 @@ class BlockPool:
         """The block that holds this content, if one is published. Changes nothing."""
         return self._index.get(block_hash)
 
+    def find_all(self, block_hashes: Iterable[bytes]) -> list[int | None]:
+        """:meth:`find` of each."""
+        return list(map(self._index.get, block_hashes))
+
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of these distinct blocks are free."""
         counts = self._ref_counts

@@ -85,18 +85,18 @@ def look_up(
         seq: the request; hashes of its blocks are computed as needed.
         hit: what the device has alone.
     """
-    find = manager.blocks.find
     spacing = manager.checkpoint_spacing // manager.block_size
     count = (seq.num_tokens - 1) // manager.block_size // spacing * spacing
     hashes = seq.block_hashes
     extend_hashes(hashes, seq.token_ids, manager.block_size, count, seq.cache_salt)
+    blocks = manager.blocks.find_all(hashes[:count])
     chunks: list[tuple[Entry, list[int]]] = []
     failures: list[tuple[EntryKind, Cause]] = []
     reach = 0
     for end in range(chunk_blocks, count + 1, chunk_blocks):
-        numbers = range(end - chunk_blocks, end)
-        missing = [number for number in numbers if find(hashes[number]) is None]
-        if missing:
+        start = end - chunk_blocks
+        if None in blocks[start:end]:
+            missing = [number for number in range(start, end) if blocks[number] is None]
             entry, cause = _entry(pool, PoolKey(EntryKind.KV, hashes[end - 1]))
             if entry is None:
                 if cause is not Cause.ABSENT:
@@ -115,8 +115,7 @@ def look_up(
                     failures.append((EntryKind.STATE, cause))
                 continue
         wanted = [(entry, numbers) for entry, numbers in chunks if numbers[0] < end]
-        present = [find(hashes[number]) for number in range(end)]
-        kept = [block for block in present if block is not None]
+        kept = [block for block in blocks[:end] if block is not None]
         return Found(end * manager.block_size, wanted, kept, state, slot, failures)
     return Found(failures=failures)
 

@@ -242,10 +242,11 @@ class TieredBlockManager(BlockManager):
     def allocate(self, seq: Sequence, num_tokens: int, hit: PrefixHit = NO_HIT) -> None:
         """See :meth:`BlockManager.allocate`; also notes the prompt's use of the pool."""
         super().allocate(seq, num_tokens, hit)
+        load = self._loads.get(seq.request_id)
+        failures = self._failures.pop(seq.request_id, ())
+        self.tier_counts.asked(failures, load is not None and load.state is not None)
         self._disown(seq.request_id)
         self._next_chunk[seq.request_id] = 0
-        for kind, cause in self._failures.pop(seq.request_id, ()):
-            self.tier_counts.failed(kind, cause)
         found: list[PoolKey] = []
         hashes = seq.block_hashes
         for end in range(self.chunk_blocks, len(hashes) + 1, self.chunk_blocks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from atom.benchmarks.capacity_rows import CapacityRow
 from atom.benchmarks.engine_fault_rows import EngineFaultRow
 from atom.benchmarks.engine_speed_rows import DeviceTimeRow, FloorRow, MemoryRow, SpeedRow
 from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow
@@ -29,6 +30,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
         "floors": FloorRow,
         "memory": MemoryRow,
     },
+    "capacity": {"points": CapacityRow},
     "foreign": {
         "programs": ForeignRow,
         "findings": ForeignFindingRow,
@@ -62,6 +64,7 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "floors": ("point_id", "arm", "part"),
         "memory": ("point_id", "part"),
     },
+    "capacity": {"points": ("point_id",)},
     "foreign": {
         "programs": ("program",),
         "findings": ("program", "number"),

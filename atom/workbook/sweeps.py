@@ -196,6 +196,7 @@ _POINT_SWEEPS = {
     "detectors": "detector_runs",
     "foreign": "foreign_runs",
     "throughput": "throughput_runs",
+    "capacity": "capacity_runs",
 }
 
 

@@ -1,0 +1,293 @@
+"""Points of the capacity sweep: which load, pool and remedy each simulates, and how one runs.
+
+Sizes. The nominal model has the layer plan of the public Qwen3-Next-80B-A3B. Its 12 attention layers
+and an MTP layer have 2 KV heads of 256 in bf16: 13 x 2 x 2 x 256 x 2 = 26,624 bytes a token. Its 36
+gated-delta-net layers have 32 value heads of 128 x 128 in float32, and three conv rows of 8,192
+channels in bf16: 36 x (2 MiB + 48 KiB) = 77.3 MB an image. The model that the published hours served
+is not public, so one factor, ``byte_scale``, multiplies both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from atom.benchmarks.agentic_sessions import Session, generate_sessions, load_traces
+from atom.benchmarks.capacity import CapacityLoad, simulate
+from atom.benchmarks.capacity_machine import Machine
+from atom.benchmarks.capacity_rows import CapacityRow
+from atom.config import Settings
+from atom.errors import BadInput
+from atom.kv_transfer.pool_entry import PoolPolicy
+from atom.model_engine.engine_settings import EngineSettings
+
+_GIB = 2**30
+#: a request of the recorded sessions has half a million tokens at most
+_LONGEST = 1_000_000
+
+
+class Remedy(StrEnum):
+    """What is changed about the published way of serving."""
+
+    SHARED_LRU = "shared_lru"  #: nothing: states and KV in one LRU
+    PAIRED = "paired"  #: a state lives and dies with its KV prefix
+    ISOLATED = "isolated"  #: a share of the pool for states alone
+    SPACING = "spacing"  #: more tokens from one place of a state to the next
+    ADMISSION = "admission"  #: fewer sessions at a time; the others wait for one to end
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A remedy and its degree.
+
+    Attributes:
+        remedy: which.
+        degree: ``isolated``: share of states; ``spacing``: tokens; ``admission``: share of the
+            sessions that are served at a time; else 0.
+    """
+
+    remedy: Remedy
+    degree: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As in ``point_id``."""
+        return f"{self.remedy}-{self.degree:g}" if self.degree else str(self.remedy)
+
+
+def parse_arm(text: str) -> Arm:
+    """``shared_lru``, ``paired``, ``isolated-0.25``, ``spacing-1024`` or ``admission-0.75``.
+
+    Raises:
+        BadInput: another text, or a degree out of range.
+    """
+    name, _, degree = text.partition("-")
+    ranges = {Remedy.ISOLATED: (0.0, 1.0), Remedy.SPACING: (255, 2**16), Remedy.ADMISSION: (0, 1)}
+    try:
+        remedy, value = Remedy(name), float(degree or 0)
+    except ValueError:
+        known = "shared_lru, paired, isolated-SHARE, spacing-TOKENS, admission-SHARE"
+        raise BadInput(f"arms: expected one of {known}, got {text!r}") from None
+    if remedy not in ranges:
+        if degree:
+            raise BadInput(f"arms: {remedy} has no degree, got {text!r}")
+        return Arm(remedy)
+    low, high = ranges[remedy]
+    if not low < value < high or (remedy is Remedy.SPACING and value % 256):
+        kind = "tokens, a multiple of 256," if remedy is Remedy.SPACING else "a share"
+        raise BadInput(f"arms: {text!r}: expected {kind} between {low:g} and {high:g}")
+    return Arm(remedy, value)
+
+
+_Setup = Annotated[tuple[float, ...], Field(min_length=2, max_length=2)]
+
+
+class CapacitySettings(Settings):
+    """What ``python -m atom sweep capacity`` simulates.
+
+    Every setup runs with every byte scale and device memory under each arm; a setup without a pool
+    runs once for each of them.
+    """
+
+    setups: tuple[_Setup, ...] = (
+        (32, 0),
+        (48, 0),
+        (64, 0),
+        (32, 96),
+        (32, 160),
+        (48, 224),
+        (64, 288),
+    )
+    """Sessions and pool in GiB of each setup; a pool of 0 is no offload."""
+
+    arms: tuple[str, ...] = ("shared_lru",)
+    """Remedies: shared_lru, paired, isolated-SHARE, spacing-TOKENS, admission-SHARE."""
+
+    byte_scale: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = (3.0,)
+    """Bytes of a KV token and a state image over the nominal model's."""
+
+    device_gb: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = (200.0,)
+    """KV pool on the device, in GB: what a card of 288 GB has beside weights and working space."""
+
+    duration_seconds: float = Field(3600.0, gt=0, le=7 * 86400)
+    """Profiling window, in simulated seconds."""
+
+    traces: str | None = None
+    """Folder of recorded sessions; empty generates them."""
+
+    sessions: int = Field(63, ge=1, le=10000)
+    """Generated sessions."""
+
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    """Of the generated sessions and of their order."""
+
+    repeats: int = Field(1, ge=1, le=1000)
+    """Runs of each point, each with the next seed of the order."""
+
+    processes: int = Field(0, ge=0, le=1024)
+    """Points side by side; 0: as many as there are cores."""
+
+    only: tuple[str, ...] = ()
+    """Points to run, by arm, identity, or shell pattern of either; empty runs all."""
+
+    kv_bytes_per_token: int = Field(26_624, ge=1, le=2**30)
+    """Of the nominal model: see the module."""
+
+    state_image_bytes: int = Field(77_266_944, ge=1, le=2**40)
+    """Of the nominal model: see the module."""
+
+    prefill_token_seconds: float = Field(26e-6, gt=0, le=1)
+    """Per prompt token computed: the fit's value, from the published hours without offload."""
+
+    prefill_base_seconds: float = Field(10e-3, ge=0, le=10)
+    decode_base_seconds: float = Field(8e-3, ge=0, le=10)
+    decode_row_seconds: float = Field(100e-6, ge=0, le=1)
+    decode_context_seconds: float = Field(2e-9, ge=0, le=1)
+    """Assumed: prefill binds every published point, so that they hardly matter."""
+
+    copy_bytes_per_second: float = Field(54.9e9, gt=0, le=1e13)
+    """Of the host link, each way."""
+
+    max_num_batched_tokens: int = Field(16384, ge=256, le=2**20)
+    """Token budget of a prefill step, as published."""
+
+    num_state_checkpoints: int = Field(8, ge=1, le=2**16)
+    """States that the device keeps; few, since without offload nothing is found again."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> CapacitySettings:
+        for sessions, pool in self.setups:
+            if sessions < 1 or sessions != int(sessions) or pool < 0:
+                raise ValueError(f"setups: expected sessions and GiB, got {sessions:g}, {pool:g}")
+        for arm in self.arms:
+            try:
+                parse_arm(arm)
+            except BadInput as error:
+                raise ValueError(str(error)) from None
+        return self
+
+
+@dataclass(frozen=True)
+class CapacityPoint:
+    """One point of the sweep.
+
+    Attributes:
+        point_id: unique in a run.
+        concurrency: sessions that ask.
+        pool_gib: ``None``: no offload.
+    """
+
+    point_id: str
+    arm: Arm
+    concurrency: int
+    pool_gib: float | None
+    byte_scale: float
+    device_gb: float
+    repeat: int
+
+
+def build_points(settings: CapacitySettings) -> list[CapacityPoint]:
+    """All points of the settings, the longest first, so that processes end about together.
+
+    Raises:
+        BadInput: ``only`` leaves none.
+    """
+    points: dict[str, CapacityPoint] = {}
+    for sessions, pool in settings.setups:
+        arms = [parse_arm(name) for name in settings.arms] if pool else [Arm(Remedy.SHARED_LRU)]
+        for arm in arms:
+            for scale in settings.byte_scale:
+                for memory in settings.device_gb:
+                    for repeat in range(settings.repeats):
+                        where = f"{pool:g}GiB" if pool else "none"
+                        name = f"{arm.name}/c{sessions:g}/{where}/x{scale:g}/{memory:g}GB/{repeat}"
+                        points[name] = CapacityPoint(
+                            name, arm, int(sessions), pool or None, scale, memory, repeat
+                        )
+    chosen = [one for one in points.values() if _is_chosen(one, settings.only)]
+    if not chosen:
+        raise BadInput(
+            f"only: no point has such a name; the first is {next(iter(points))}, arms are "
+            + ", ".join(settings.arms)
+        )
+    return sorted(chosen, key=lambda one: -(one.pool_gib or 0.0))
+
+
+def _is_chosen(point: CapacityPoint, only: Sequence[str]) -> bool:
+    names = (point.point_id, point.arm.name)
+    return not only or any(fnmatchcase(name, text) for name in names for text in only)
+
+
+def read_sessions(settings: CapacitySettings) -> tuple[Session, ...]:
+    """The sessions of the settings, recorded or generated."""
+    if settings.traces is not None:
+        return load_traces(settings.traces).sessions
+    return generate_sessions(settings.sessions, settings.seed).sessions
+
+
+def machine_of(settings: CapacitySettings, byte_scale: float) -> Machine:
+    """Costs and sizes of a point."""
+    return Machine(
+        kv_bytes_per_token=round(settings.kv_bytes_per_token * byte_scale),
+        state_image_bytes=round(settings.state_image_bytes * byte_scale),
+        prefill_token_seconds=settings.prefill_token_seconds,
+        prefill_base_seconds=settings.prefill_base_seconds,
+        prefill_pair_seconds=0.0,
+        decode_base_seconds=settings.decode_base_seconds,
+        decode_row_seconds=settings.decode_row_seconds,
+        decode_context_seconds=settings.decode_context_seconds,
+        store_bytes_per_second=settings.copy_bytes_per_second,
+        load_bytes_per_second=settings.copy_bytes_per_second,
+    )
+
+
+def run_point(
+    settings: CapacitySettings, point: CapacityPoint, sessions: Sequence[Session]
+) -> CapacityRow:
+    """Simulate one point."""
+    arm = point.arm
+    served = point.concurrency
+    if arm.remedy is Remedy.ADMISSION:
+        served = max(1, round(arm.degree * served))
+    machine = machine_of(settings, point.byte_scale)
+    blocks = int(point.device_gb * 1e9 / machine.kv_bytes_per_token / 256)
+    engine: dict[str, Any] = {
+        "max_num_seqs": served,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_model_len": _LONGEST,
+        "block_size": 256,
+        "num_kv_blocks": max(blocks, 1),
+        "state_checkpoint_tokens": int(arm.degree) if arm.remedy is Remedy.SPACING else 256,
+        "num_state_checkpoints": settings.num_state_checkpoints,
+        "offload_chunk_tokens": 256,
+        "forced_acceptance_length": 2.32,
+        "offload_in_flight_bytes": 2**36,
+    }
+    if point.pool_gib is not None:
+        engine["cpu_pool_bytes"] = int(point.pool_gib * _GIB)
+        policies = {Remedy.PAIRED: PoolPolicy.PAIRED, Remedy.ISOLATED: PoolPolicy.ISOLATED}
+        engine["offload_policy"] = policies.get(arm.remedy, PoolPolicy.SHARED_LRU).value
+        if arm.remedy is Remedy.ISOLATED:
+            engine["offload_state_share"] = arm.degree
+    load = CapacityLoad(
+        concurrency=served,
+        duration_seconds=settings.duration_seconds,
+        seed=settings.seed + point.repeat,
+    )
+    row = simulate(sessions, load, EngineSettings.parse(engine), machine)
+    return row.model_copy(
+        update={
+            "point_id": point.point_id,
+            "arm": arm.name,
+            "repeat": point.repeat,
+            "concurrency": point.concurrency,
+            "served_sessions": served,
+            "byte_scale": point.byte_scale,
+            "device_gb": point.device_gb,
+        }
+    )

@@ -1,0 +1,236 @@
+"""``python -m atom sweep capacity``: simulate hours of serving, points side by side; recorded."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from atom.benchmarks.capacity_points import (
+    CapacityPoint,
+    CapacitySettings,
+    build_points,
+    read_sessions,
+    run_point,
+)
+from atom.benchmarks.capacity_rows import CapacityRow
+from atom.benchmarks.session_model import Session
+from atom.config import DeviceChoice
+from atom.device import Device, DeviceKind
+from atom.device.interface import DeviceProperties
+from atom.errors import BadInput
+from atom.evidence import Evidence
+from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
+from atom.workbook.records import Run
+from atom.workbook.sweep_progress import SweepProgress
+from atom.workbook.throughput_remote import Elsewhere
+
+EXPERIMENT = "capacity"
+MODEL = "capacity model"
+#: the published setups in less than a minute
+_QUICK: dict[str, Any] = {"duration_seconds": 120.0, "sessions": 48}
+#: processor seconds of a simulated second, and of a point's start
+_SECONDS_A_SECOND, _START_SECONDS = 0.012, 1.0
+
+
+class CapacitySweep(PointSweep[CapacitySettings]):
+    """Each point in one of as many processes as there are cores."""
+
+    command = "capacity"
+    experiment = EXPERIMENT
+    table = "points"
+    takes = frozenset({"processes", "traces"})
+    why_not = "it simulates; see -p duration_seconds S and -p repeats N"
+    asks_for_device = False
+
+    def parse(self, given: dict[str, Any], quick: bool) -> CapacitySettings:
+        """See :class:`PointSweep`."""
+        if given.pop("device", DeviceChoice.VIRTUAL) != DeviceChoice.VIRTUAL:
+            raise BadInput("sweep capacity is a model and runs on no accelerator")
+        settings = CapacitySettings.parse(given, where="sweep capacity")
+        return settings.with_defaults(_QUICK) if quick else settings
+
+    def recorded(self, settings: dict[str, Any], where: str) -> CapacitySettings:
+        """See :class:`PointSweep`."""
+        return CapacitySettings.parse(settings, where=where)
+
+    def settings_from(
+        self, arguments: argparse.Namespace, present: DeviceChoice | None = None
+    ) -> CapacitySettings:
+        """See :class:`PointSweep`. A resumed run is told where its traces lie now."""
+        if arguments.resume is None:
+            return super().settings_from(arguments, present)
+        moved, processes = arguments.traces, arguments.processes
+        plain = argparse.Namespace(**{**vars(arguments), "traces": None, "processes": None})
+        settings = super().settings_from(plain, present)
+        if (moved is None) is not (settings.traces is None) or (
+            moved is not None and Path(moved).name != Path(settings.traces or "").name
+        ):
+            raise BadInput(
+                f"--traces {moved}: the run was started with traces of {settings.traces}"
+            )
+        changed = {"traces": moved} | ({} if processes is None else {"processes": processes})
+        return settings.model_copy(update=changed)
+
+    def plan(self, settings: CapacitySettings) -> list[PlannedPoint]:
+        """See :class:`PointSweep`."""
+        seconds = _START_SECONDS + _SECONDS_A_SECOND * settings.duration_seconds
+        return [
+            PlannedPoint(point.point_id, f"{point.point_id:48} {seconds:6.1f} s", seconds)
+            for point in build_points(settings)
+        ]
+
+    def side_by_side(self, settings: CapacitySettings) -> int:
+        """See :class:`PointSweep`."""
+        return settings.processes or len(os.sched_getaffinity(0))
+
+    def device_of(self, settings: CapacitySettings) -> DeviceChoice:
+        """See :class:`PointSweep`."""
+        return DeviceChoice.VIRTUAL
+
+    def where(self, settings: CapacitySettings) -> str:
+        """See :class:`PointSweep`."""
+        return f"{self.side_by_side(settings)} processes"
+
+    def open(self, settings: CapacitySettings) -> Device:
+        """See :class:`PointSweep`. A model, not a device: only its properties are asked for."""
+        return cast(Device, Elsewhere(model_properties()))
+
+    def prepare(self, settings: CapacitySettings, device: Device) -> tuple[Session, ...]:
+        """See :class:`PointSweep`."""
+        return read_sessions(settings)
+
+    def facts(self, ready: tuple[Session, ...]) -> dict[str, Any]:
+        """See :class:`PointSweep`."""
+        turns = [turn for session in ready for turn in session.turns]
+        return {
+            "load": {
+                "sessions": len(ready),
+                "requests": len(turns),
+                "prompt_tokens_mean": round(sum(t.input_tokens for t in turns) / len(turns)),
+                "output_tokens_mean": round(sum(t.output_tokens for t in turns) / len(turns)),
+            }
+        }
+
+    def planned_rows(self, points: int) -> dict[str, int]:
+        """See :class:`PointSweep`."""
+        return {"points": points}
+
+    def measure(
+        self,
+        settings: CapacitySettings,
+        device: Device,
+        ready: tuple[Session, ...],
+        done: Collection[str],
+    ) -> Measured:
+        """See :class:`PointSweep`."""
+        points = [point for point in build_points(settings) if point.point_id not in done]
+        for row in simulated(settings, points, ready, self.side_by_side(settings)):
+            yield row.point_id, {"points": [row]}
+
+    def text(self, run: Run) -> str:
+        """See :class:`PointSweep`."""
+        return result_text(run.tables["points"])
+
+
+def simulated(
+    settings: CapacitySettings,
+    points: Sequence[CapacityPoint],
+    sessions: tuple[Session, ...],
+    processes: int,
+) -> Iterator[CapacityRow]:
+    """Rows of points as they end, each simulated in one of ``processes`` processes."""
+    if min(processes, len(points)) <= 1:
+        for point in points:
+            yield run_point(settings, point, sessions)
+        return
+    with _workers(settings, sessions, min(processes, len(points))) as pool:
+        futures = [pool.submit(_in_worker, point) for point in points]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+@contextmanager
+def _workers(
+    settings: CapacitySettings, sessions: tuple[Session, ...], count: int
+) -> Iterator[ProcessPoolExecutor]:
+    pool = ProcessPoolExecutor(
+        count,
+        mp_context=get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(settings, sessions),
+    )
+    try:
+        yield pool
+        pool.shutdown()
+    except BaseException:
+        # an interrupted sweep does not wait for hours that nobody will see
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        raise
+
+
+_worker: dict[str, Any] = {}
+
+
+def _start_worker(settings: CapacitySettings, sessions: tuple[Session, ...]) -> None:
+    _worker.update(settings=settings, sessions=sessions)
+
+
+def _in_worker(point: CapacityPoint) -> CapacityRow:
+    return run_point(_worker["settings"], point, _worker["sessions"])
+
+
+def model_properties() -> DeviceProperties:
+    """What the model's records name as their device."""
+    return DeviceProperties(
+        name=MODEL,
+        kind=DeviceKind.VIRTUAL,
+        evidence=Evidence.SIMULATED,
+        machine="model",
+        memory_bytes=0,
+        hardware_queues=None,
+        queue_variable=None,
+        driver=None,
+        runtime="virtual",
+    )
+
+
+SWEEP = CapacitySweep()
+
+
+def record_capacity(
+    settings: CapacitySettings,
+    root: str | Path,
+    progress: SweepProgress | None = None,
+    resume: str | Path | None = None,
+) -> Run:
+    """Run the experiment and record it; see :func:`record_points`."""
+    return record_points(SWEEP, settings, root, progress, resume)
+
+
+def failure_rate(rows: pd.DataFrame) -> pd.Series:
+    """Share of the state loads that failed, by request; missing where none was asked for."""
+    return rows["state_pairs_failed"] / rows["state_pairs"].where(rows["state_pairs"] > 0)
+
+
+def result_text(rows: pd.DataFrame) -> str:
+    """A line a point."""
+    lines = [f"{'point':48} {'tok/s':>8} {'hits':>6} {'TTFT s':>7} {'ITL p90':>8} {'failed':>7}"]
+    rates = failure_rate(rows)
+    for row, rate in zip(rows.to_dict("records"), rates, strict=True):
+        failed = "" if pd.isna(rate) else f"{rate:.1%}"
+        itl = 1e3 * row["itl_p90_seconds"]
+        lines.append(
+            f"{row['point_id']:48} {row['effective_total_throughput']:8,.0f} "
+            f"{row['cached_share']:6.1%} {row['ttft_mean_seconds']:7.1f} {itl:6.1f}ms {failed:>7}"
+        )
+    return "\n".join(lines)
