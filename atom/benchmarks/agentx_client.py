@@ -259,14 +259,17 @@ def _row(record: Mapping[str, Any], begin: int) -> RequestRow:
     metrics = {name: metric["value"] for name, metric in record.get("metrics", {}).items()}
     phase: Phase = "warmup" if about["benchmark_phase"] == "warmup" else "profiling"
     started = (about["request_start_ns"] - begin) / 1e9
+    prompt = int(metrics.get("input_sequence_length", 0))
+    cached = metrics.get("usage_prompt_cache_read_tokens")
     row = RequestRow(
         session=about["conversation_id"],
         turn=about["turn_index"],
         phase=phase,
         outcome="ok",
         error="",
-        prompt_tokens=int(metrics.get("input_sequence_length", 0)),
-        cached_tokens=metrics.get("usage_prompt_cache_read_tokens"),
+        prompt_tokens=prompt,
+        # more than there are is no report
+        cached_tokens=cached if cached is not None and 0 <= cached <= prompt else None,
         output_tokens=int(metrics.get("output_sequence_length", 0)),
         started=started,
         first_token=None,

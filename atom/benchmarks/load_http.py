@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 #: a longer line of a stream is no event of a completion
 _LONGEST_LINE = 2**20
 _LONGEST_MESSAGE = 200
+#: no request has more
+_MOST_TOKENS = 2**31
 #: what empties a prefix cache, of vLLM (in its development mode) and of SGLang
 _RESETS = ("reset_prefix_cache?reset_external=true", "flush_cache")
 _RESET_SECONDS = 60.0
+_ASK_SECONDS = 10.0
 #: statuses whose message may quote the key
 _ABOUT_KEYS = (401, 403, 407)
 _CLEANED = (
@@ -132,6 +135,18 @@ class HttpClient:
         """
         how = "reset and salt" if await self._reset() else "salt"
         return ColdStart(how, secrets.token_hex(8))
+
+    async def simulates(self) -> bool:
+        """Whether the server says of a model that it runs on a simulated device, as ours does."""
+        import httpx
+
+        try:
+            answer = await self._http.get("models", timeout=_ASK_SECONDS)
+            known = answer.json()["data"] if answer.status_code == 200 else ()
+            return any(one.get("simulated") is True for one in known)
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+            # one that says nothing of it has a device
+            return False
 
     async def close(self) -> None:
         """Close the connections."""
@@ -277,11 +292,14 @@ def _choice(event: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def _count(usage: dict[str, Any], exchange: Exchange) -> None:
-    counts = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
+    counts: list[Any] = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     for count in (*counts, 0 if cached is None else cached):
-        if type(count) is not int or count < 0:
-            raise LoadFailure("token counts of the stream are no whole numbers")
-    exchange.prompt_tokens, exchange.generated = counts[0], counts[1] or 0
+        if type(count) is not int or not 0 <= count <= _MOST_TOKENS:
+            raise LoadFailure("token counts of the stream are none that an answer can have")
+    prompt, generated = counts
+    if (cached or 0) > prompt:
+        raise LoadFailure("the stream counts more cached tokens than the prompt has")
+    exchange.prompt_tokens, exchange.generated = prompt, generated
     exchange.cached_tokens = cached

@@ -106,6 +106,15 @@ def test_its_figures_and_its_rows_are_read(tmp_path: Path) -> None:
         assert getattr(found.summary, field.name) == pytest.approx(ours), field.name
 
 
+@pytest.mark.parametrize("cached", [101, -1])
+def test_cached_tokens_that_cannot_be_are_not_reported(cached: int, tmp_path: Path) -> None:
+    one = record(0)
+    one["metrics"]["usage_prompt_cache_read_tokens"]["value"] = cached
+    found = read_agentx(write(tmp_path, [one], export()))
+    assert found.rows[0].cached_tokens is None
+    assert found.recomputed.cached_share is None
+
+
 def test_errors_are_counted_and_their_messages_stay_behind(tmp_path: Path) -> None:
     fault = {"code": 503, "type": "HTTPError", "message": "at http://host"}
     bad = record(11, error=fault, metrics={})

@@ -42,6 +42,7 @@ _SESSIONS = [
 ]
 _END = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
 _USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'
+_OVER = _USAGE.replace(b"7,", b'7,"prompt_tokens_details":{"cached_tokens":8},')
 _TEXT = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
 _DONE = b"data: [DONE]\n\n"
 
@@ -184,8 +185,16 @@ def test_a_timeout_ends_the_request_on_the_server_too() -> None:
 
 
 def test_a_server_that_vanishes_in_mid_stream_leaves_rows() -> None:
-    with serve(FakeEngine(step_seconds=0.01)) as running:
-        threading.Timer(0.5, running.server.engine.fail_all, ("gone",)).start()
+    engine = FakeEngine(step_seconds=0.01)
+
+    def vanish() -> None:
+        # some have been answered, on a busy machine too
+        while len(engine.seen) < 7:
+            time.sleep(0.01)
+        running.server.engine.fail_all("gone")
+
+    with serve(engine) as running:
+        threading.Thread(target=vanish, daemon=True).start()
         result = load(running.url, duration_seconds=20, give_up_after=4)
     assert result.ended == "gave up"
     assert {row.outcome for row in result.rows} >= {"ok", "refused"}
@@ -248,6 +257,8 @@ def test_a_server_whose_process_is_killed_leaves_rows() -> None:
         (stream(b"<html>busy</html>\n"), "a line of the stream is no server-sent event"),
         (stream(_TEXT, _END, _USAGE.replace(b"7", b'"7"')), "token counts of the stream"),
         (stream(_TEXT, _END, _USAGE.replace(b"7", b"-7")), "token counts of the stream"),
+        (stream(_TEXT, _END, _USAGE.replace(b"7", b"7" * 30)), "token counts of the stream"),
+        (stream(_TEXT, _END, _OVER), "more cached tokens than the prompt has"),
         (stream(b"data: " + b"x" * 2**21), "a line of the stream has over"),
         ((), r"the connection failed \(RemoteProtocolError\)"),
         ((b"220 mail.example.org ESMTP\r\n",), r"the connection failed \(RemoteProtocolError\)"),
