@@ -10,7 +10,7 @@ The AgentX harness can put the load on in place of our client (``client``). It s
 of its runs marks the beginning of its prompts with an id of its own.
 
 What the engine of this package counts stays blank; cached tokens are what the server reports. The
-record calls its figures measured: a server that simulates a device does not belong here.
+record calls its figures measured: a server that says that it simulates a device is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import shlex
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -46,6 +49,14 @@ from atom.benchmarks.throughput_settings import ThroughputPoint, ThroughputSetti
 _LOGGER = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.5
 _ASK_SECONDS = 10.0
+_SIMULATED = (
+    "the server says that its device is simulated, and this record calls figures measured: sweep "
+    "its engine itself (--device virtual, no server), or serve on an accelerator"
+)
+#: names of variables and options whose values no record has
+_SECRET_NAME = re.compile(r"key|token$|secret|passw|credential", re.I)
+#: what keys look like, wherever they come from
+_KEY = re.compile(r"\b(?:sk|pk|hf|ghp|nvapi|Bearer)[-_ ][\w-]{8,}")
 
 
 def run_server_point(
@@ -110,16 +121,37 @@ def run_server_point(
             "outcome": outcome.value,
             "outcome_detail": None
             if detail is None
-            else first_line(_without_key(settings, detail)),
+            else first_line(_without_secrets(settings, detail)),
         }
     )
     return outcome
 
 
-def _without_key(settings: ThroughputSettings, text: str) -> str:
-    """A log may quote what a server was started with."""
-    key = os.environ.get(settings.api_key_env or "", "")
-    return text.replace(key, "...") if key else text
+def _without_secrets(settings: ThroughputSettings, text: str) -> str:
+    """A log may quote what a server was started with, and an error what it was asked at."""
+    for secret in sorted(_secrets(settings), key=len, reverse=True):
+        text = text.replace(secret, "...")
+    return _KEY.sub("...", text)
+
+
+def _secrets(settings: ThroughputSettings) -> set[str]:
+    named = dict(os.environ)
+    before = ""
+    for word in shlex.split(settings.server_command or ""):
+        name, _, value = word.partition("=")
+        # NAME=VALUE, --name=VALUE, or --name VALUE
+        named |= {name: value} if value else {before: word}
+        before = word if word.startswith("-") else ""
+    found = {
+        value
+        for name, value in named.items()
+        if _SECRET_NAME.search(name) and len(value) > 3 and not value.isdecimal()
+    }
+    found.add(os.environ.get(settings.api_key_env or "", ""))
+    if settings.base_url is not None:
+        url = urlsplit(settings.base_url)
+        found |= {url.hostname or "", url.username or "", url.password or ""}
+    return found - {""}
 
 
 async def _serve(
@@ -133,11 +165,13 @@ async def _serve(
     load = load_settings(settings, point)
     url = settings.base_url if server is None else server.base_url
     assert url is not None
-    if server is None:
-        async with _client(settings, url) as client:
+    async with _client(settings, url) as client:
+        if await client.simulates():
+            raise ServerFailed(Outcome.START_FAILED, _SIMULATED, None)
+        if server is None:
             cold = await client.start_cold()
-        tell({"cold_start": cold.how})
-        load = load.model_copy(update={"salt": cold.salt})
+            tell({"cold_start": cold.how})
+            load = load.model_copy(update={"salt": cold.salt})
     start = time.monotonic()
     before = {child.pid for child in psutil.Process().children()}
     running = asyncio.create_task(_run_load(settings, traces, load, url, log))

@@ -49,6 +49,7 @@ class ServedModel:
         vocab_size: its token ids are below this.
         max_model_len: most tokens of a request, prompt and output together.
         logprobs: whether the engine computes logprobs.
+        simulated: whether its device is: what a client times is then no measurement.
         created: when it was loaded, in seconds since 1970.
     """
 
@@ -57,6 +58,7 @@ class ServedModel:
     vocab_size: int
     max_model_len: int
     logprobs: bool
+    simulated: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -328,6 +330,7 @@ class Server:
             "created": model.created,
             "owned_by": "atom",
             "max_model_len": model.max_model_len,
+            "simulated": model.simulated,
         }
 
 

@@ -30,12 +30,14 @@ class LoadedEngine:
         settings: its settings.
         vocab_size: ids of its model.
         device_name: what it runs on.
+        simulated: whether that is the virtual device.
     """
 
     engine: Engine
     settings: EngineSettings
     vocab_size: int
     device_name: str
+    simulated: bool
 
 
 def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEngine:
@@ -68,12 +70,13 @@ def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEng
         )
     device = open_device(_choose(device_choice), seed=settings.seed)
     name = device.properties.name
-    if device.properties.kind is DeviceKind.VIRTUAL:
+    simulated = device.properties.kind is DeviceKind.VIRTUAL
+    if simulated:
         name = f"the virtual device ({name})"
         if config.hidden_size <= _ONE_THREAD_SIZE:
             torch.set_num_threads(1)
     engine = load_engine(model, settings, device)
-    return LoadedEngine(engine, settings, config.vocab_size, name)
+    return LoadedEngine(engine, settings, config.vocab_size, name, simulated)
 
 
 def _choose(choice: str) -> DeviceChoice:

@@ -309,6 +309,7 @@ def _serve(
         vocab_size=loaded.vocab_size,
         max_model_len=settings.max_model_len,
         logprobs=settings.logprobs,
+        simulated=loaded.simulated,
     )
     limits = ServerLimits(body_bytes=int(options.max_body_mib * 2**20))
     server = Server(loaded.engine, model, limits, key)

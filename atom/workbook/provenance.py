@@ -52,7 +52,7 @@ _HOME_FOLDER = re.compile(
     r"|(?<![\w.~/-])~[A-Za-z_][\w.-]*"
 )
 #: ``user@host``; the ``@0`` of a point's name is none
-_USER_AT_HOST = re.compile(r"[\w.+-]+@[A-Za-z][\w.-]*")
+_USER_AT_HOST = re.compile(r"[\w.+-]+@(?:[A-Za-z][\w.-]*|(?:\d{1,3}\.){3}\d{1,3})")
 _HOST_NAME = re.compile(
     r"\b[A-Za-z0-9][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*"
     r"\.(?:local|localdomain|lan|internal|intranet|corp|cluster)\b"

@@ -58,7 +58,8 @@ class Handler(BaseHTTPRequestHandler):
         if options.mode == "hang" and options.after < COUNT:
             time.sleep(60)
         known = {"/v1/models"} if options.mode == "no health" else {"/health", "/v1/models"}
-        body = b'{"data": [{"id": "fake"}]}'
+        simulated = json.dumps(options.mode == "simulated").encode()
+        body = b'{"data": [{"id": "fake", "simulated": %s}]}' % simulated
         self.send_response(200 if self.path in known else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

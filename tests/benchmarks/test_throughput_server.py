@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -118,6 +119,36 @@ def test_a_key_in_a_servers_log_stays_there(monkeypatch: pytest.MonkeyPatch) -> 
     told = run(settings(server_command=said, api_key_env="FAKE_KEY"))
     assert told["outcome"] == Outcome.START_FAILED.value
     assert told["outcome_detail"].endswith("code 0: bad key ...")
+
+
+@pytest.mark.parametrize(
+    ("handed", "said"),
+    [
+        ("--api-key {}", "got {}"),
+        ("--api-key={}", "Namespace(api_key='{}', port=1)"),
+        ("", "Bearer {}"),
+        ("", "bad key sk-{}"),
+        ("", "no token {} of the environment"),
+    ],
+)
+def test_what_a_command_hands_over_is_in_no_record(
+    handed: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "s3cret-words"
+    monkeypatch.setenv("SOME_SERVERS_TOKEN", secret if "environment" in said else "another")
+    text = json.dumps(said.format(secret))
+    words = [sys.executable, "-c", f"print({text})", *handed.format(secret).split()]
+    told = run(settings(server_command=f"{shlex.join(words)} {{port}} {{pool_gib}}"))
+    assert told["outcome"] == Outcome.START_FAILED.value
+    assert "code 0: " in told["outcome_detail"]
+    assert secret not in told["outcome_detail"]
+
+
+def test_a_server_that_simulates_its_device_is_not_recorded_as_measured() -> None:
+    told = run(settings(server_command=command("simulated")))
+    assert told["outcome"] == Outcome.START_FAILED.value
+    assert "its device is simulated" in told["outcome_detail"]
+    assert "requests" not in told
 
 
 HARNESS = """\

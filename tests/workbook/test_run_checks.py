@@ -116,6 +116,7 @@ def test_provenance_that_cannot_be_or_names_somebody(
         ("of ~bob", "of (home)"),
         (r"C:\Users\bob", "(home)"),
         ("bob@corp-gpu17 said", "(user) said"),
+        ("bob@10.1.2.3:22 said", "(user):22 said"),
         ("gpu17:/scratch/bob/run.log", "gpu17:run.log"),
         ("gpu17.corp.internal", "(host)"),
         ("10.1.2.3 and 127.0.0.1", "(address) and 127.0.0.1"),
