@@ -38,7 +38,8 @@ class Special(StrEnum):
 
 
 def _no_item_twice(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(set(values)) != len(values):
+    # as they are named
+    if len({f"{one:g}" if isinstance(one, float) else one for one in values}) != len(values):
         raise ValueError("a value stands twice")
     return values
 
@@ -189,6 +190,8 @@ class ThroughputSettings(ServerSettings):
     def _fits_together(self) -> ThroughputSettings:
         if not self.pool_gib and not self.no_offload:
             raise ValueError("no point is left: name a pool size, or set no_offload")
+        if unknown := set(self.central_concurrency) - set(self.concurrency):
+            raise ValueError(f"central_concurrency: {min(unknown)} is none of concurrency")
         if self.serves:
             self.refuse_for_server(bool(self.special), len(self.pool_gib) + self.no_offload)
             return self

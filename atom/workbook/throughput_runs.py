@@ -27,6 +27,7 @@ from atom.device import Device, open_device
 from atom.device.interface import DeviceKind
 from atom.errors import BadInput
 from atom.model_engine.engine_builder import PRESET
+from atom.models.model_config import ModelConfig
 from atom.models.presets import EMBEDDING_SCALES, preset, random_checkpoint
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, SweepOver, record_points
 from atom.workbook.records import Run
@@ -196,6 +197,8 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         """See :class:`PointSweep`."""
         if settings.serves:
             refuse_no_server(settings)
+        elif settings.scheduler is None:
+            self.refuse_no_model(settings.model)
         if settings.gpus:
             refuse_no_dask()
             _environments(settings)
@@ -209,6 +212,14 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             random_checkpoint(folder, preset(name), settings.seed, embedding_scale=scale)
             ready.model = folder
         return ready
+
+    @staticmethod
+    def refuse_no_model(name: str) -> None:
+        """Raise ``BadInput`` here, before each point would, unless there is such a model."""
+        if name.startswith(PRESET):
+            preset(name.removeprefix(PRESET))
+        else:
+            ModelConfig.from_pretrained(name)
 
     def facts(self, ready: Ready) -> dict[str, Any]:
         """See :class:`PointSweep`."""

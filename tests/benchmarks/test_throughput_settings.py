@@ -102,6 +102,8 @@ def test_only_chooses_by_arm_identity_or_pattern() -> None:
     [
         ({"concurrency": [0]}, "concurrency.0: input should be greater than or equal to 1"),
         ({"concurrency": [4, 4]}, "a value stands twice"),
+        ({"pool_gib": [1.0000001, 1.0000002]}, "a value stands twice"),
+        ({"central_concurrency": [77]}, "central_concurrency: 77 is none of concurrency"),
         ({"pool_gib": [], "no_offload": False}, "no point is left"),
         ({"num_kv_blocks": 8}, "num_kv_blocks 8 of 16 tokens do not hold one request"),
         ({"chunk_tokens": [24]}, "arm hold:.*\n?.*offload_chunk_tokens 24 is no multiple"),

@@ -46,6 +46,7 @@ ONE_TRACE = json.dumps(
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points end at once; and nothing that others write here makes a run one of other software."""
     monkeypatch.setattr(ThroughputSweep, "process", COMMAND)
+    monkeypatch.setattr(ThroughputSweep, "refuse_no_model", lambda self, name: None)
     monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
 
 
@@ -223,6 +224,16 @@ def test_a_worker_killed_in_mid_point_loses_nothing(tmp_path: Path) -> None:
     runs = [mark.name.rsplit(".", 2)[0] for mark in tmp_path.iterdir()]
     assert len(runs) == 8
     assert runs.count(killed[0]) == 2
+
+
+@pytest.mark.parametrize("model", ["preset:none", "nowhere"])
+def test_a_model_that_is_not_there_is_refused_before_any_point(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with pytest.raises(BadInput, match=r"no model size is named 'none'|nowhere|config\.json"):
+        record_throughput(settings(model), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
