@@ -87,15 +87,11 @@ class HttpClient:
 
         self.vocab_size = vocab_size
         self._model = model
-        url = _checked_url(base_url)
+        url = checked_url(base_url)
         self._secrets = [part for part in (url.host, url.username, url.password) if part]
         headers = {}
         if api_key_env is not None:
-            key = os.environ.get(api_key_env, "").strip()
-            if not key:
-                raise BadInput(f"api_key_env: the variable {api_key_env} is not set, or empty")
-            if not (key.isascii() and key.isprintable()):
-                raise BadInput(f"api_key_env: {api_key_env} holds what no header can carry")
+            key = key_of(api_key_env)
             self._secrets.append(key)
             headers["Authorization"] = f"Bearer {key}"
         self._http = httpx.AsyncClient(
@@ -243,7 +239,26 @@ class HttpClient:
         return " ".join(message.split())[:_LONGEST_MESSAGE]
 
 
-def _checked_url(base_url: str) -> httpx.URL:
+def key_of(api_key_env: str) -> str:
+    """The key in a variable.
+
+    Raises:
+        BadInput: there is none, or one that cannot be sent.
+    """
+    key = os.environ.get(api_key_env, "").strip()
+    if not key:
+        raise BadInput(f"api_key_env: the variable {api_key_env} is not set, or empty")
+    if not (key.isascii() and key.isprintable()):
+        raise BadInput(f"api_key_env: {api_key_env} holds what no header can carry")
+    return key
+
+
+def checked_url(base_url: str) -> httpx.URL:
+    """Where completions are, below a server's address.
+
+    Raises:
+        BadInput: it is no address of a server.
+    """
     import httpx
 
     # the text itself may hold a password: it is not repeated

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from atom.benchmarks.agentx_client import find_agentx
+from atom.benchmarks.load_http import checked_url, key_of
 from atom.benchmarks.server_template import ServerTemplate
 from atom.benchmarks.throughput_settings import ThroughputSettings
 from atom.device.interface import DeviceKind, DeviceProperties
@@ -51,17 +52,21 @@ def refuse_no_server(settings: ThroughputSettings) -> None:
     """Raise unless the settings say how to reach the server.
 
     Raises:
-        BadInput: a resumed run needs the command or the address again, or this host has no such
-            program.
+        BadInput: a resumed run needs the command or the address again, the address or the key's
+            variable is none, or this host has no such program.
     """
     if settings.server_command is None and settings.base_url is None:
         raise BadInput(
             f"server_label {settings.server_label}: give --server-command or --base-url; no record "
             "has them, so a resumed run needs them again"
         )
+    if settings.base_url is not None:
+        checked_url(settings.base_url)
     if settings.scheduler is not None:
         # what is there, its workers have
         return
+    if settings.api_key_env is not None:
+        key_of(settings.api_key_env)
     if settings.server_command is not None:
         ServerTemplate(settings.server_command).check_program()
     if settings.server_tokenizer is not None:

@@ -21,6 +21,7 @@ from atom.benchmarks.throughput_server import run_server_point
 from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
 from atom.errors import BadInput
 from atom.workbook.records import check_folder
+from atom.workbook.throughput_runs import record_throughput
 
 FAKE = Path(__file__).with_name("fake_server.py")
 LLAMA = Path(__file__).with_name("llama_server.py")
@@ -263,6 +264,22 @@ def test_a_sweep_records_what_served_and_no_command(
     known = json.loads((folder / "run.json").read_text())
     assert (known["kind"], known["evidence"], known["device"]) == ("unknown", "measured", "server")
     assert check_folder(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"base_url": "no address"}, "base_url: expected http://"),
+        ({"base_url": "http://x", "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
+        ({"server_command": command(), "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
+    ],
+)
+def test_an_address_or_a_key_that_is_none_starts_no_point(
+    values: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        record_throughput(settings(**values), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_server_has_time_to_start_before_its_point_counts_as_hung() -> None:
