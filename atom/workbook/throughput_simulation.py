@@ -166,7 +166,9 @@ def gather_runs(
         progress: told what it does; by default the runner that executes the notebook.
     """
     asked, problems = _usable(settings.records, EXPERIMENT)
-    beside, more = _usable(settings.measured, EXPERIMENT)
+    # what is named has to be there; where nobody has recorded anything yet there is no folder
+    present = [name for name in settings.measured if Path(name).is_dir()]
+    beside, more = _usable(present, EXPERIMENT)
     problems += more
     known = [run for run in asked if run.provenance.evidence is Evidence.SIMULATED]
     hardware = _hardware(asked) or _hardware(beside)
@@ -184,7 +186,7 @@ def gather_runs(
     )
     races: list[Run] = []
     if measured:
-        races, more = _usable([*settings.records, *settings.measured], "race")
+        races, more = _usable([*settings.records, *present], "race")
         machine = measured[0].provenance.machine
         races = [run for run in _hardware(races) if run.provenance.machine == machine]
     race = max(races, key=lambda run: len(run.tables["timeline"]), default=None)
@@ -195,7 +197,7 @@ def gather_runs(
 
 def _usable(folders: Sequence[str], experiment: str) -> tuple[list[Run], list[str]]:
     """Runs that have ended. One that ended early has whole points too, and is named."""
-    runs, problems = load_runs([name for name in folders if Path(name).is_dir()], experiment)
+    runs, problems = load_runs(folders, experiment)
     kept = []
     for run in runs:
         state = run.provenance.exit_state

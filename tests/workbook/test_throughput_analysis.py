@@ -365,8 +365,12 @@ def test_recorded_runs_are_found_and_nothing_is_simulated_twice(
     assert [run.path for run in runs.servers] == [foreign.path]
     assert (runs.simulated, runs.race, runs.problems) == ("a simulated run", None, ())
     assert len(made) == 1
-    nothing = gather_runs(ThroughputNotebookSettings(measured=()), tmp_path / "new")
-    assert nothing.measured == ()
+    # nobody has to have recorded anything, but what was asked for by name is missed
+    nowhere = (str(tmp_path / "nowhere"),)
+    nothing = gather_runs(ThroughputNotebookSettings(measured=nowhere), tmp_path / "new")
+    assert (nothing.measured, nothing.problems) == ((), ())
+    missed = gather_runs(ThroughputNotebookSettings(records=nowhere, measured=()), tmp_path / "new")
+    assert missed.problems == (f"{nowhere[0]}: no such folder",)
 
 
 def test_the_full_sweep_is_one_command_that_parses() -> None:
