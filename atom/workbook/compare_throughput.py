@@ -73,7 +73,8 @@ def times(run: Run) -> Iterator[tuple[str, TimeRatio]]:
 
 def _settings(points: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Repeats of one setting, under its name: a point's identity without the repeat."""
-    names = [str(point_id).rsplit("/", 1)[0] for point_id in points["point_id"]]
+    # a list of one name would be taken for a column's
+    names = points["point_id"].map(lambda point_id: str(point_id).rsplit("/", 1)[0])
     for name, group in points.groupby(names, sort=False):
         yield str(name), group
 

@@ -117,3 +117,15 @@ def test_a_loads_quotients_are_those_to_its_own_points_without_a_pool(
     assert unwell
     assert all("unpatched" in name for name in unwell)
     assert not any(name.partition(", ")[2] in ratio for name in unwell for ratio in ratios)
+
+
+def test_a_run_of_one_setting_shares_its_cells_with_a_larger_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made_up_throughput(tmp_path)
+    points = run.tables["points"]
+    one = points[points["point_id"].isin(["hold/c32/4GiB/0", "hold/c32/no-pool/0"])]
+    few = replace(run, tables={**run.tables, "points": one})
+    beside(monkeypatch, run, replace(few, provenance=other(few, "x").provenance))
+    names = {ratio.name for ratio in compare("a", "b").ratios}
+    assert "tokens a second, hold/c32/4GiB" in names
