@@ -17,7 +17,7 @@ from atom.model_ops.decode_inputs import QUERY_LENS, STATE_SLOTS
 #: place of the packed token ids among the scratch tensors
 _INPUT_IDS = 3
 #: tokens of the prompts that a new engine computes for nobody: few tokens have kernels of their own
-_WARM_TOKENS = (256, 128, 64, 32, 16)
+_WARM_TOKENS = (256, 64, 32)
 
 
 @dataclass(frozen=True)

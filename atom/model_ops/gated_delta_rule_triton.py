@@ -20,9 +20,9 @@ from atom.model_ops.gated_delta_rule_chunked import L2_EPS
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
 
-#: value columns of a state tile, and warps of its program: in one warp no reduction has a barrier;
-#: for one token a row, and for more
-STATE_TILE, DRAFTS_TILE = (32, 1), (16, 1)
+#: value columns of a state tile, and warps of its program: for one token a row, where no reduction
+#: within one warp has a barrier, and for more, where states are written most of the time
+STATE_TILE, DRAFTS_TILE = (32, 1), (64, 2)
 _NORM_ELEMENTS = 2048
 _GATE_ELEMENTS = 256
 

@@ -29,5 +29,5 @@ CASES = [
     _case("wide", 32, (32, 128, 2, 4, 1)),
     _case("gated", 32, (32, 128, 2, 4, 1)),
     _case("in parts", 32, (32, 128, 2, 4, 4)),
-    _case("of many tokens", 128, (64, 64, 2, 8, 8)),
+    _case("of many tokens", 64, (32, 64, 2, 4, 4)),
 ]
