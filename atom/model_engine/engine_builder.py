@@ -17,7 +17,7 @@ from atom.kv_transfer.host_memory import EntryMemory, HostMemory
 from atom.kv_transfer.host_pool import HostPool
 from atom.kv_transfer.lmcache_backend import LMCachePool, import_lmcache
 from atom.kv_transfer.offload import Offload
-from atom.kv_transfer.pool_entry import OffloadBackend
+from atom.kv_transfer.pool_entry import EntryKind, OffloadBackend
 from atom.model_engine.block_manager import BlockManager
 from atom.model_engine.engine_settings import EngineSettings, scheduler_config
 from atom.model_engine.llm_engine import LLMEngine
@@ -133,6 +133,7 @@ def tiered_manager(
     """A block manager with a CPU pool below, whose memory is pinned here.
 
     Raises:
+        BadInput: the pool cannot hold one entry of each kind.
         DeviceOutOfMemory: the host cannot pin so much.
     """
     began = time.perf_counter()
@@ -147,6 +148,16 @@ def tiered_manager(
         chunk_blocks=settings.offload_chunk_tokens // settings.block_size,
         most_bytes_in_flight=settings.offload_in_flight_bytes,
     )
+    for kind, nbytes in (
+        (EntryKind.KV, offload.chunk_bytes),
+        (EntryKind.STATE, offload.state_bytes),
+    ):
+        taken, most = pool.occupied_bytes(nbytes), pool.share_bytes(kind)
+        if taken > most:
+            raise BadInput(
+                f"cpu_pool_bytes {settings.cpu_pool_bytes:,}: {kind} entries take {taken:,} bytes "
+                f"each, and {most:,} are there for them; raise it, or lower offload_chunk_tokens"
+            )
     _LOGGER.info(
         "CPU pool: %.1f MiB (pinned in %.1f s), %s, %s; a KV entry of %d tokens takes %s bytes, "
         "a state image %s",

@@ -254,6 +254,19 @@ def test_impossible_tiers_are_refused(changes: dict[str, Any], words: str) -> No
         EngineSettings.parse({**values, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cpu_pool_bytes": 3 * 4096}, "kv entries take 16,384 bytes each, and 12,288 are there"),
+        ({"cpu_pool_bytes": 4 * 4096}, "state entries take 20,480 bytes each"),
+        ({"cpu_pool_bytes": 8 * 4096, "offload_policy": PoolPolicy.ISOLATED}, "and 8,192 are"),
+    ],
+)
+def test_a_pool_without_room_for_an_entry_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        make_engine(**{**POOL, **changes})
+
+
 def test_loads_of_the_next_in_the_queue_begin_while_the_head_waits_for_its_own(
     expected: list[list[list[int]]],
 ) -> None:
