@@ -12,6 +12,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -268,7 +269,9 @@ def record_points(
         progress.note(f"{over}; go on with: {resume_text(sweep.command, writer.path)}")
         return load_run(writer.path)
     except BaseException as error:
-        writer.finish("failed", f"{type(error).__name__}: {error}")
+        # a disk that is full is one, and takes no more of this either: then it counts as killed
+        with suppress(OSError):
+            writer.finish("failed", f"{type(error).__name__}: {error}")
         progress.note(
             f"failed; {len(writer.points)} finished points are kept; go on with: "
             + resume_text(sweep.command, writer.path)

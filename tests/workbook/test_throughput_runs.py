@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
 from atom.errors import BadInput, DeviceError
 from atom.workbook import run_writer
 from atom.workbook.records import check_folder, load_run
-from atom.workbook.run_writer import read_provenance
+from atom.workbook.run_writer import RunWriter, read_provenance
 from atom.workbook.throughput_dask import (
     Lost,
     connected,
@@ -224,6 +225,38 @@ def test_a_worker_killed_in_mid_point_loses_nothing(tmp_path: Path) -> None:
     runs = [mark.name.rsplit(".", 2)[0] for mark in tmp_path.iterdir()]
     assert len(runs) == 8
     assert runs.count(killed[0]) == 2
+
+
+def test_a_disk_that_fills_up_costs_the_point_in_progress_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "throughput", "--device", "virtual", "--out", str(tmp_path)]
+    given = ["-p", "model", "ok", "-p", "sessions", "2", "-p", "concurrency", "[2]"]
+    whole = RunWriter._write_provenance
+    kept: list[Any] = []
+
+    def full(writer: RunWriter, *given: Any) -> None:
+        if writer.points:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(writer, *given)
+
+    def one(writer: RunWriter, *given: Any) -> None:
+        if kept:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        kept.append(given)
+        write_point(writer, *given)
+
+    write_point = RunWriter.write_point
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "_write_provenance", full)
+        patch.setattr(RunWriter, "write_point", one)
+        assert main([*words, *given]) == 2
+    said = capsys.readouterr().err
+    [folder] = (tmp_path / "virtual-mi355x").iterdir()
+    assert "1 finished points are kept; go on with: " in said
+    assert f"--resume {folder}" in said
+    assert main([*words[:2], "--resume", str(folder)]) == 0
+    assert len(load_run(folder).tables["points"]) == 3
 
 
 @pytest.mark.parametrize("model", ["preset:none", "nowhere"])
