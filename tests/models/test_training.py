@@ -61,10 +61,10 @@ def trainer(folder: Path, **changes: object) -> Trainer:
 @pytest.mark.parametrize("muon", [True, False])
 def test_it_learns(tmp_path: Path, muon: bool) -> None:
     run = trainer(tmp_path, rows=2, learning_rate=0.02, muon=muon)
-    losses = [run.step(0.0) for _ in range(30)]
-    assert losses[-1].model < 0.8 * losses[0].model
+    losses = [run.step(0.0) for _ in range(16)]
+    assert losses[-1].model < 0.9 * losses[0].model
     assert (losses[-1].drafts < losses[0].drafts).all()
-    assert run.state.tokens == 30 * 2 * 64
+    assert run.state.tokens == 16 * 2 * 64
 
 
 def test_a_run_in_two_parts_is_the_run_in_one(tmp_path: Path) -> None:
