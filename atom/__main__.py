@@ -56,7 +56,7 @@ examples
   python -m atom sweep throughput --quick               agentic sessions over two CPU pools
   python -m atom sweep throughput -p server_label atom -p server_model m395 --server-command \\
     'python -m atom serve --model preset:m395 --port {port} --cpu-pool-gib {pool_gib}'
-                                                        the same load, on a server for each point (on a GPU)
+                                                        on a GPU: a server for each point
 
 It names first what would spoil the figures: launch blocking, serialised kernels, caching off (these
 it refuses), another process on the GPU, a power or clock cap.
