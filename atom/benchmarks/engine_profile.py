@@ -29,7 +29,7 @@ _PATTERNS: tuple[tuple[Category, str], ...] = (
     ),
     (
         Category.LINEAR,
-        r"gemm|gemv|linear_kernel|nvjet|cutlass|cublas|splitk|xmma|cijk_|s16816|dot_kernel",
+        r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma|cijk_|s16816|dot_kernel",
     ),
     (Category.ELEMENTWISE, r"elementwise|reduce|cat|index|gather|scatter|softmax|fill|triton_poi"),
 )

@@ -16,8 +16,8 @@ from atom.model_ops.decode_inputs import QUERY_LENS, STATE_SLOTS
 
 #: place of the packed token ids among the scratch tensors
 _INPUT_IDS = 3
-#: tokens of the prompts that a new engine computes for nobody: few tokens have kernels of their own
-_WARM_TOKENS = (256, 64, 32)
+#: tokens of the prompt that a new engine computes for nobody
+_WARM_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,9 @@ def graph_sizes(most: int) -> tuple[int, ...]:
 
 
 def warm_up_prefill(kernels: StepLaunches) -> None:
-    """Compute prompts that own no block and no state, so that kernels are compiled and tuned."""
-    longest = kernels.settings.max_num_batched_tokens
-    for tokens in sorted({min(longest, tokens) for tokens in _WARM_TOKENS}, reverse=True):
-        _warm_up_prompt(kernels, tokens)
-    kernels.device.synchronize()
-
-
-def _warm_up_prompt(kernels: StepLaunches, tokens: int) -> None:
+    """Compute a prompt that owns no block and no state, so that kernels are compiled and tuned."""
     device, settings = kernels.device, kernels.settings
+    tokens = min(settings.max_num_batched_tokens, _WARM_TOKENS)
     metadata = device.empty((4, settings.max_num_seqs), torch.int32)
     tables = device.empty((1, 1), torch.int32)
     ids = device.empty((tokens,), torch.int64)
@@ -167,6 +161,7 @@ def _warm_up_prompt(kernels: StepLaunches, tokens: int) -> None:
     kernels.forward(shape, metadata, tables, ids, True)
     if settings.draft_tokens:
         kernels.draft(shape, metadata, tables, ids, True, following)
+    device.synchronize()
 
 
 def capture_decode(kernels: StepLaunches, sizes: Sequence[int]) -> dict[int, DecodeGraphs]:

@@ -40,15 +40,14 @@ def add_rms_norm(
     The sum is rounded to the model's dtype before it is normalised, as when both are done apart.
 
     Args:
-        x: ``[T, H]``, the layer's output; or its parts, float32 ``[parts, T, H]``, whose sum is
-            rounded to the stream's dtype first.
+        x: ``[T, H]``, the layer's output.
         residual: ``[T, H]``, the stream.
         weight: ``[H]``.
         eps: added to the mean square.
         offset: added to the weight.
 
     Returns:
-        The normalised sum and the sum, both ``[T, H]`` in the stream's dtype, contiguous.
+        The normalised sum and the sum, both ``[T, H]`` in the dtype of ``x``, contiguous.
     """
     if x.is_cuda:
         from atom.model_ops import layer_norm_triton
@@ -61,8 +60,6 @@ def add_rms_norm_reference(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """:func:`add_rms_norm` in plain torch."""
-    if x.dim() == 3:
-        x = x.sum(0).to(residual.dtype)
     total = x + residual
     return rms_norm_reference(total, weight, eps, offset=offset), total
 

@@ -23,19 +23,13 @@ def rms_norm_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     inside = places < WIDTH
     scales = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32) + offset
     values = tl.load(x + row * x_row + places, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        place = x + (part * tl.num_programs(0) + row) * x_row + places
-        values += tl.load(place, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        # a layer's output is in the stream's dtype before it is added
-        values = values.to(total.dtype.element_ty).to(tl.float32)
         stream = tl.load(residual + row * residual_row + places, mask=inside, other=0.0)
         # rounded first: the norm is that of the stream as later layers read it
         rounded = (values + stream.to(tl.float32)).to(total.dtype.element_ty)
@@ -57,7 +51,7 @@ def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """:func:`atom.model_ops.layer_norm.add_rms_norm` on a GPU."""
-    normed = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed)
     _launch(x, residual, weight, normed, total, eps, offset, add=True)
     return normed, total
@@ -74,11 +68,9 @@ def _launch(
     *,
     add: bool,
 ) -> None:
-    rows, width = x.shape[-2:]
+    rows, width = x.shape
     if not rows:
         return
-    # parts lie one behind the other
-    assert x.dim() == 2 or x.is_contiguous()
     block = triton.next_power_of_2(width)
     rms_norm_kernel[(rows,)](
         x,
@@ -86,14 +78,13 @@ def _launch(
         weight,
         normed,
         total,
-        x.stride(-2),
+        x.stride(0),
         residual.stride(0),
         eps,
         offset,
         WIDTH=width,
         BLOCK=block,
         ADD=add,
-        PARTS=1 if x.dim() == 2 else x.shape[0],
         num_warps=min(max(block // 512, 1), 16),
     )
 

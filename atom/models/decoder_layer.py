@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from atom.config import GuardMode
-from atom.model_ops.activation import sigmoid_gate
+from atom.model_ops.activation import sigmoid_gate, silu_and_mul
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.causal_conv1d import causal_conv1d_prefill, causal_conv1d_update
-from atom.model_ops.decode_linear import linear, linear_parts, linear_silu_and_mul
 from atom.model_ops.gated_delta_rule import (
     gated_delta_rule_prefill,
     gated_delta_rule_update_from_gates,
@@ -98,10 +98,10 @@ class GatedDeltaNet(nn.Module):
         guard: GuardMode,
         record: Tensor,
     ) -> Tensor:
-        """``[T, H]`` to ``[T, H]`` or its parts; states and ring are this layer's and change."""
+        """``[T, H]`` to ``[T, H]``; states and ring are this layer's and change in place."""
         config = self.config
         heads = config.linear_num_value_heads
-        projected = linear(hidden, self.in_proj)
+        projected = functional.linear(hidden, self.in_proj)
         qkv, z, b, a = projected.split([config.conv_dim, config.value_dim, heads, heads], dim=-1)
         checks: dict[str, Any] = {"guard": guard, "record": record, "layer": self.state_layer}
         if meta.is_prefill:
@@ -133,7 +133,7 @@ class GatedDeltaNet(nn.Module):
                 )
         gate = z.unflatten(-1, (-1, config.linear_value_head_dim))
         output = rms_norm_gated(output, gate, self.norm, config.rms_norm_eps)
-        return linear_parts(output.flatten(1), self.out_proj)
+        return functional.linear(output.flatten(1), self.out_proj)
 
 
 class Attention(nn.Module):
@@ -171,9 +171,9 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, meta: AttentionMetadata, kv_cache: Tensor, table: RotaryTable
     ) -> Tensor:
-        """``[T, H]`` to ``[T, H]`` or its parts; this step's keys and values are stored first."""
+        """``[T, H]`` to ``[T, H]``; this step's keys and values are stored first."""
         config, size = self.config, self.config.head_dim
-        projected = linear(hidden, self.qkv_gate_proj, self.qkv_gate_bias)
+        projected = functional.linear(hidden, self.qkv_gate_proj, self.qkv_gate_bias)
         sizes = [self.query_dim, self.key_dim, self.key_dim, self.query_dim]
         query, key, value, gate = projected.split(sizes, dim=-1)
         query = qk_norm_rope_store(
@@ -191,7 +191,7 @@ class Attention(nn.Module):
         )
         output = paged_attention(query, kv_cache, meta, scale=size**-0.5)
         output = sigmoid_gate(output.flatten(1), gate)
-        return linear_parts(output, self.o_proj, self.o_bias)
+        return functional.linear(output, self.o_proj, self.o_bias)
 
 
 class GatedMLP(nn.Module):
@@ -214,8 +214,9 @@ class GatedMLP(nn.Module):
         }
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[T, H]`` to ``[T, H]`` or its parts."""
-        return linear_parts(linear_silu_and_mul(hidden, self.gate_up_proj), self.down_proj)
+        """``[T, H]`` to ``[T, H]``."""
+        gated = silu_and_mul(functional.linear(hidden, self.gate_up_proj))
+        return functional.linear(gated, self.down_proj)
 
 
 class DecoderLayer(nn.Module):
@@ -252,8 +253,7 @@ class DecoderLayer(nn.Module):
         """First norm.
 
         Args:
-            output: ``[T, H]``, the last layer's output or its parts, or what the first layer is
-                given.
+            output: ``[T, H]``, the last layer's output, or what the first layer is given.
             residual: ``[T, H]``, the stream before ``output`` was added; ``None`` at the start.
 
         Returns:

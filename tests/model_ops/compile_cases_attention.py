@@ -99,17 +99,9 @@ CASES = [
             "rms_norm_kernel",
             dict.fromkeys(("x", "residual", "weight", "normed", "total"), "*bf16")
             | {"x_row": "i32", "residual_row": "i32", "eps": "fp32", "offset": "fp32"},
-            {"WIDTH": 1024, "BLOCK": 1024, "ADD": add, "PARTS": 1},
+            {"WIDTH": 1024, "BLOCK": 1024, "ADD": add},
         )
         for add in (False, True)
-    ),
-    CompileCase(
-        "rms norm with a sum of parts",
-        f"{_ROOM}.layer_norm_triton",
-        "rms_norm_kernel",
-        dict.fromkeys(("residual", "weight", "normed", "total"), "*bf16")
-        | {"x": "*fp32", "x_row": "i32", "residual_row": "i32", "eps": "fp32", "offset": "fp32"},
-        {"WIDTH": 1024, "BLOCK": 1024, "ADD": True, "PARTS": 4},
     ),
     CompileCase(
         "joined norms",

@@ -119,36 +119,6 @@ def check_norms() -> None:
             torch.testing.assert_close(both, expected_both)
 
 
-def check_a_norm_of_parts() -> None:
-    from atom.model_ops import layer_norm_triton
-
-    for width, parts in ((48, 1), (1024, 3)):
-        # the interpreter cuts numbers off to bf16; it rounds to float16
-        x, residual = torch.randn(parts, 5, width), torch.randn(5, width).half()
-        weight = torch.randn(width).half()
-        found = layer_norm_triton.add_rms_norm(x, residual, weight, 1e-6)
-        expected = layer_norm.add_rms_norm_reference(x, residual, weight, 1e-6)
-        torch.testing.assert_close(found, expected)
-
-
-def check_projections_of_a_few_tokens() -> None:
-    from atom.model_ops import decode_linear_triton as kernels
-
-    # the last block of inputs and of outputs is not full; Triton's interpreter multiplies no bf16
-    for tokens, outputs, inputs in ((1, 48, 64), (33, 80, 320), (20, 96, 192)):
-        x = torch.randn(tokens, inputs + 8).half()[:, :inputs]
-        weight = (torch.randn(outputs, inputs) * inputs**-0.5).half()
-        expected = x.float() @ weight.float().t()
-        close = {"rtol": 2e-3, "atol": 2e-3}
-        torch.testing.assert_close(kernels.linear(x, weight).float(), expected, **close)
-        parts = kernels.linear_parts(x, weight)
-        assert parts.shape == (kernels.NARROW[32].parts, tokens, outputs)
-        torch.testing.assert_close(parts.sum(0), expected, **close)
-        gate, up = expected.half().float().chunk(2, 1)
-        found = kernels.linear_silu_and_mul(x, weight).float()
-        torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, **close)
-
-
 def check_joined_norms() -> None:
     from atom.model_ops import layer_norm_triton
 
