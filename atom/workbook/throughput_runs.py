@@ -143,7 +143,9 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         self, arguments: argparse.Namespace, present: DeviceChoice | None = None
     ) -> ThroughputSettings:
         """See :class:`PointSweep`. A resumed run may go on elsewhere, and with its traces moved."""
-        logs = str(Path(arguments.out) / ".logs" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+        # two sweeps that start together read no log of each other's servers
+        stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
+        logs = str(Path(arguments.out) / ".logs" / stamp)
         if arguments.resume is None:
             settings = super().settings_from(arguments, present)
             return settings.model_copy(update={"logs": settings.logs or logs})

@@ -227,6 +227,17 @@ def test_a_worker_killed_in_mid_point_loses_nothing(tmp_path: Path) -> None:
     assert runs.count(killed[0]) == 2
 
 
+def test_sweeps_that_start_together_have_logs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.gmtime()
+    monkeypatch.setattr(time, "gmtime", lambda *_: now)
+    words = ["sweep", "throughput", "--device", "virtual", "--quick", "-p", "sessions", "2"]
+    for _ in range(2):
+        assert main([*words, "-p", "model", "ok", "--out", str(tmp_path)]) == 0
+    assert len(list((tmp_path / ".logs").iterdir())) == 2
+
+
 def test_a_disk_that_fills_up_costs_the_point_in_progress_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
