@@ -98,6 +98,11 @@ class Journal:
             with open(self._file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
+    def mute(self) -> None:
+        """This process is a forked child that nobody follows."""
+        self._ended = True
+        self._report.on_change = None
+
     def _changed(self, finding: Finding) -> None:
         number = self._numbers.setdefault(id(finding), len(self._numbers))
         self._write({"number": number, "finding": finding.as_json()})
@@ -128,9 +133,11 @@ class Journal:
         self._write({"operations": report.operations, "cannot_see": report.cannot_see})
 
 
-def make_folder() -> str:
-    """A folder for the files of all processes; also makes Python children look for it."""
+def make_folder(*, follow: bool = True) -> str:
+    """A folder for the files of all processes; ``follow`` makes Python children look for it."""
     folder = tempfile.mkdtemp(prefix="lifetime-")
+    if not follow:
+        return folder
     site = Path(folder) / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
@@ -154,14 +161,19 @@ def remove_folder(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def follow_forks(watch: Sanitizer, folder: str | Path) -> Journal:
-    """Write this process's findings into the folder, and those of its forked children too."""
+def follow_forks(watch: Sanitizer, folder: str | Path, *, follow: bool = True) -> Journal:
+    """Write this process's findings into the folder, and with ``follow`` its forked children's.
+
+    The watch ends with the process: behind its threads and what it has registered to run at exit,
+    and before Python takes its modules apart.
+    """
     journal = Journal(folder, watch.report)
-    owner = os.getpid()
 
     def in_child() -> None:
-        if os.environ.get(FOLDER_VARIABLE) == str(folder):
+        if follow and os.environ.get(FOLDER_VARIABLE) == str(folder):
             journal.forked()
+        elif not follow:
+            journal.mute()
 
     def in_multiprocessing_child(_: object) -> None:
         # such children end with os._exit, which runs these finalizers and no atexit functions
@@ -171,11 +183,14 @@ def follow_forks(watch: Sanitizer, folder: str | Path) -> Journal:
     multiprocessing.util.register_after_fork(journal, in_multiprocessing_child)
 
     def at_exit() -> None:
-        if os.getpid() != owner or not watch.is_main:
-            journal.end()
+        watch.stop()
+        journal.end()
+        journal.stop()
+        watch.report.on_change = None
 
     atexit.register(at_exit)
-    journal.stop = watch_starts(str(Path(folder) / "site"), journal.tell)
+    if follow:
+        journal.stop = watch_starts(str(Path(folder) / "site"), journal.tell)
     return journal
 
 
@@ -188,7 +203,6 @@ def start_in_child() -> None:
     from atom.lifetime.sanitizer import Sanitizer
 
     watch = Sanitizer()
-    watch.is_main = False
     journal = follow_forks(watch, folder)
     multiprocessing.util.Finalize(None, journal.end, exitpriority=-1000)
     try:
@@ -200,7 +214,6 @@ def start_in_child() -> None:
 
 def gather(folder: str | Path, report: Report, suppressions: Iterable[Suppression] = ()) -> None:
     """Add what the other processes wrote to ``report``."""
-    own = os.getpid()
     for file in sorted(Path(folder).glob("process-*.jsonl")):
         findings: dict[int, Finding] = {}
         operations = 0
@@ -220,8 +233,6 @@ def gather(folder: str | Path, report: Report, suppressions: Iterable[Suppressio
             if "operations" in line:
                 ended, operations = True, line["operations"]
                 notes += line["cannot_see"]
-        if process == own:
-            continue
         if not ended:
             notes.append(f"process {process} ended without a summary: its last work may be missing")
         report.merge(findings.values(), notes, operations)

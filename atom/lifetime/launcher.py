@@ -7,9 +7,12 @@ an exception.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,6 +22,9 @@ from types import TracebackType
 from atom.errors import AtomError, BadInput
 from atom.lifetime.findings import Report, Suppression, read_suppressions
 
+_REFUSED = "refused"
+_PR_SET_PDEATHSIG = 1
+
 _EPILOG = """\
 examples
   python -m atom lifetime run train.py --epochs 1
@@ -27,13 +33,15 @@ examples
   python -m atom lifetime run --suppress 'loader.py:120=the ring is deeper than the pipeline' app.py
 
 Worker processes (spawn, fork, subprocesses that run Python) are followed, and their findings are in
-the same report. A file of suppressions has one 'FILE[:LINE]  REASON' a line. With --json and no
---output, stdout holds the report alone: what the program prints there goes to stderr.
+the same report. It comes when the program has ended, be it by os._exit or by a signal. A file of
+suppressions has one 'FILE[:LINE]  REASON' a line. With --json and no --output, stdout holds the
+report alone: what the program prints there goes to stderr.
 
 exit codes: 1 with findings (or --findings-exit-code), whatever the program's own. Without findings
-the program's own: 0 if it ended well, 3 if an exception ended it, 130 if it was interrupted. 2 for
-bad input, 3 where the device cannot be watched. A program may use 1, 2 and 3 itself: "findings" and
-"program_exit_code" of the report tell which it was, and so does another --findings-exit-code.
+the program's own: 0 if it ended well, 3 if an exception ended it, 130 if it was interrupted, 128
+and the signal's number if a signal ended it. 2 for bad input, 3 where the device cannot be watched.
+A program may use 1, 2 and 3 itself: "findings" and "program_exit_code" of the report tell which it
+was, and so does another --findings-exit-code.
 """
 
 
@@ -96,8 +104,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the program that the options name, and print what was found.
 
     Raises:
-        BadInput: no such script or module, a suppression without a reason, or an exit code that
-            is none.
+        BadInput: no such script or module, a suppression without a reason, an exit code that is
+            none, or an output that cannot be written.
         DeviceError: torch or its allocator cannot be watched.
     """
     suppressions = [parse_suppression(text) for text in options.suppress]
@@ -108,44 +116,113 @@ def run(options: argparse.Namespace) -> int:
     if not 1 <= options.findings_exit_code <= 255:
         raise BadInput(f"--findings-exit-code {options.findings_exit_code}; allowed: 1 to 255")
 
+    if options.output:
+        _try_output(options.output)
+
+    from atom.lifetime import children
+
+    folder = children.make_folder(follow=not options.no_children)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # a process of its own: it may end itself, be killed, or go on in threads and children, and
+    # what it found is told all the same
+    program = os.fork()
+    if not program:
+        return _run_watched(options, suppressions, folder)
+    report = Report(suppressions=tuple(suppressions))
+    report.processes = 0
+    if options.no_children:
+        report.note("child processes (--no-children)")
+    try:
+        code = _wait_for(program)
+        refused = (Path(folder) / _REFUSED).exists()
+        children.gather(folder, report)
+    finally:
+        children.remove_folder(folder)
+    if refused:
+        return code
+    warnings = _blindness(report)
+    for warning in warnings:
+        report.note(warning)
+    _show(report, code, options, warnings)
+    return options.findings_exit_code if report.exit_code else code
+
+
+def _try_output(file: str) -> None:
+    try:
+        with open(file, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise BadInput(f"--output {file}: cannot be written: {error.strerror}") from None
+
+
+def _run_watched(
+    options: argparse.Namespace, suppressions: Sequence[Suppression], folder: str
+) -> int:
+    """The program's own process. The watch goes on to its end: see ``children.follow_forks``."""
     from atom.lifetime import children
     from atom.lifetime.sanitizer import Sanitizer
 
-    alone = _keep_stdout() if options.json and not options.output else None
+    _die_with_parent()
+    if options.json and not options.output:
+        # by descriptor, for children and C code too; stdout is the report's alone
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
     watch = Sanitizer(suppressions)
     owner = os.getpid()
-    folder = None
-    if options.no_children:
-        watch.report.note("child processes (--no-children)")
-    else:
-        folder = children.make_folder()
     try:
-        journal = None if folder is None else children.follow_forks(watch, folder)
+        children.follow_forks(watch, folder, follow=not options.no_children)
         watch.start()
-        try:
-            code = _execute(options.program, options.module, list(options.arguments))
-        finally:
-            watch.stop()
-        if os.getpid() != owner:
-            # a forked child came back through the program's end; its journal is written at exit
-            return code
-        if folder is not None:
-            children.gather(folder, watch.report)
-        if journal is not None:
-            journal.stop()
-            watch.report.on_change = None
+        return _execute(options.program, options.module, list(options.arguments))
+    except AtomError:
+        if os.getpid() == owner:
+            (Path(folder) / _REFUSED).touch()
+        raise
+
+
+def _die_with_parent() -> None:
+    """On Linux, end with the launcher, however it ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def _wait_for(process: int) -> int:
+    """Wait for the program, hand signals on, and return its exit code (128 + n for signal n)."""
+
+    def hand_on(number: int, _: object) -> None:
+        # a terminal sends Ctrl-C to both
+        if number != signal.SIGINT or not _in_foreground():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, hand_on) for number in signals}
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     finally:
-        if folder is not None and os.getpid() == owner:
-            children.remove_folder(folder)
-    warnings = _blindness(watch.report.operations)
-    for warning in warnings:
-        watch.report.note(warning)
-    _show(watch.report, code, options, warnings, alone)
-    return options.findings_exit_code if watch.report.exit_code else code
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
-def _blindness(operations: int) -> list[str]:
+def _in_foreground() -> bool:
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _blindness(report: Report) -> list[str]:
     """Why no finding may mean that nothing was looked at."""
+    said = device_blindness()
+    if not report.operations and not report.findings and not report.suppressed:
+        said.append("anything at all: the program made no device operation that could be checked")
+    return said
+
+
+def device_blindness() -> list[str]:
+    """What of an accelerator's work cannot be seen with this torch on this machine."""
     import torch
 
     said = []
@@ -158,21 +235,7 @@ def _blindness(operations: int) -> list[str]:
         said.append(
             "work of an accelerator: torch finds none here, and only the virtual device was watched"
         )
-    if not operations:
-        said.append("anything at all: the program made no device operation that could be checked")
     return said
-
-
-def _keep_stdout() -> int:
-    """Turn stdout into stderr to the end of this process; returns where stdout went before.
-
-    By descriptor, for children and C code too; and to the end, for what the program prints at exit.
-    """
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return kept
 
 
 def _show(
@@ -180,7 +243,6 @@ def _show(
     code: int,
     options: argparse.Namespace,
     warnings: Sequence[str],
-    alone: int | None,
 ) -> None:
     text = report.text()
     if code:
@@ -195,9 +257,7 @@ def _show(
         Path(options.output).write_text(text + "\n", encoding="utf-8")
         print(head, file=sys.stderr)
     else:
-        assert alone is not None
-        with open(alone, "w", encoding="utf-8") as stdout:
-            stdout.write(text + "\n")
+        print(text, flush=True)
     for warning in warnings:
         print(f"not seen in this run: {warning}", file=sys.stderr)
 

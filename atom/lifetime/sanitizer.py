@@ -40,6 +40,7 @@ _BLIND = (
     "extensions and libraries that launch kernels past torch's dispatcher (Triton is watched)",
     "code compiled by torch.compile: its generated launches",
     "record_stream called by C++ code (the autograd engine, some collectives)",
+    "reads of pinned memory by pickle, DLPack and ctypes, on the host",
     "kernels that reach pinned memory through a device alias, and when a pinned tensor dies",
     "torch.Event.query and torch.Stream.query of the generic classes, and bound methods of events "
     "that were taken before the start",
@@ -71,8 +72,6 @@ class Sanitizer:
         self._observers: list[VirtualObserver] = []
         self._replaced: list[tuple[type, str, Any]] = []
         self._mode: WatchMode | None = None
-        #: false in a child that a launcher follows
-        self.is_main = True
 
     def _stream_name(self, key: StreamKey) -> str:
         if key <= 0:

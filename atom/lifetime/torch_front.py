@@ -314,6 +314,8 @@ def started_threads(make_mode: Callable[[], Any]) -> Callable[..., None]:
         run = self.run
 
         def watched_run() -> None:
+            # the thread must not hold itself: what it owns would live on to the next collection
+            del self.run
             with make_mode():
                 run()
 

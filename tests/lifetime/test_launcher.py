@@ -43,6 +43,15 @@ if __name__ == "__main__":
             work(name)
             os._exit(0)
         os.wait()
+    elif how == "late":
+        import threading, time
+        fork = multiprocessing.get_context("fork")
+        child = fork.Process(target=lambda: (time.sleep(0.2), work(name)))
+        thread = threading.Thread(target=lambda: (child.start(), time.sleep(0.2), work(name)))
+        thread.start()
+    elif how == "ends itself":
+        work(name)
+        os._exit(7)
     elif how == "exit":
         sys.exit(int(name))
     elif how == "raise":
@@ -102,6 +111,23 @@ def test_findings_of_every_process_are_gathered(program: Path, how: str) -> None
     if how != "killed":
         assert report["operations"] == 4
     assert "sitecustomize" not in done.stderr
+
+
+def test_the_watch_goes_on_to_the_end_of_the_process(program: Path) -> None:
+    """Threads and children that the program's last line does not wait for."""
+    done = launch("--json", str(program), "late", "status_dropped")
+    assert done.returncode == 1, done.stderr
+    report = found(done)
+    assert (len(report["findings"]), report["findings"][0]["count"]) == (1, 2)
+    assert (report["processes"], report["operations"]) == (2, 8)
+
+
+def test_a_program_that_ends_itself_hides_nothing(program: Path) -> None:
+    done = launch("--json", str(program), "ends itself", "status_dropped")
+    assert done.returncode == 1, done.stderr
+    report = found(done)
+    assert (len(report["findings"]), report["program_exit_code"]) == (1, 7)
+    assert any("without a summary" in text for text in report["cannot_see"])
 
 
 def test_a_correct_program_ends_with_zero_and_is_a_module(program: Path) -> None:
@@ -204,6 +230,8 @@ def test_bad_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for place in ("file.py:3", "file.py", "x"):
         assert main(["run", "--suppress", f"{place}=", __file__]) == 2
         assert f"suppression '{place}': a file and a reason" in capsys.readouterr().err
+    assert main(["run", "--output", "no_such_folder/found.txt", __file__]) == 2
+    assert "--output no_such_folder/found.txt: cannot be written" in capsys.readouterr().err
     assert main(["run", "--findings-exit-code", "256", __file__]) == 2
     assert "1 to 255" in capsys.readouterr().err
 

@@ -520,3 +520,23 @@ def test_what_cannot_be_read_holds_up_nothing_behind_it() -> None:
     watch.front.do(work)
     assert seen == [1]
     assert watch.report.cannot_see == ["some work could not be read: no storage"]
+
+
+def test_a_watched_thread_does_not_hold_itself() -> None:
+    import weakref
+
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            return None
+
+    with sanitizer(layer=FakeCuda()):
+        worker = Worker()
+        gone = weakref.ref(worker)
+        gc.disable()
+        try:
+            worker.start()
+            worker.join()
+            del worker
+            assert gone() is None
+        finally:
+            gc.enable()
