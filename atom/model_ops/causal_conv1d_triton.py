@@ -28,6 +28,15 @@ PREFILL_TOKENS, PREFILL_BLOCK, PREFILL_WARPS = 16, 256, 4
 _PREFILL_PROGRAMS = 4096
 
 
+@triton.jit
+def _zero_bad_row(good, outputs, length, out_stride, inside, BLOCK: tl.constexpr):
+    """Outputs of a row that the guard refused."""
+    if good == 0:
+        for token in range(length):
+            nothing = tl.zeros((BLOCK,), outputs.dtype.element_ty)
+            tl.store(outputs + token * out_stride, nothing, mask=inside)
+
+
 # one binary for all layers and pool sizes
 @triton.jit(do_not_specialize=["slots", "layer"])
 def causal_conv1d_update_kernel(
@@ -76,9 +85,10 @@ def causal_conv1d_update_kernel(
     added = tl.zeros((BLOCK,), tl.float32)
     if HAS_BIAS:
         added = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
-    used = length > 0
-    good = row_passes(used, count, slot, MOST_TOKENS, slots, GUARD)
-    touches = inside & good & used
+    good = row_passes(length > 0, count, slot, MOST_TOKENS, slots, GUARD)
+    # a bad row counts as one without tokens, until its end
+    live = tl.where(good, length, 0)
+    touches = inside & (live > 0)
     state = conv_state + slot.to(tl.int64) * slot_stride + channels
     newest = state + (count.to(tl.int64) - 1) * row_stride
     inputs = x + start.to(tl.int64) * x_stride + channels
@@ -88,7 +98,7 @@ def causal_conv1d_update_kernel(
     for tap in tl.static_range(WIDTH - 1):
         window = window + (tl.load(newest + tap * row_stride, mask=touches, other=0.0),)
     for token in tl.static_range(TOKENS):
-        here = inside & (token < length)
+        here = inside & (token < live)
         window = window + (tl.load(inputs + token * x_stride, mask=here, other=0.0),)
     # a thread may write a channel that another one of the program has read
     tl.debug_barrier()
@@ -97,7 +107,7 @@ def causal_conv1d_update_kernel(
         tl.store(state + number * row_stride, window[number + 1], mask=touches)
     outputs = out + start.to(tl.int64) * out_stride + channels
     for token in tl.static_range(TOKENS):
-        here = token < length
+        here = token < live
         row_place = state + (WIDTH - 2 + token) * row_stride
         tl.store(row_place, window[WIDTH - 1 + token], mask=touches & here)
         result = added
@@ -105,9 +115,9 @@ def causal_conv1d_update_kernel(
             result += weights[tap].to(tl.float32) * window[token + tap].to(tl.float32)
         if SILU:
             result = result * tl.sigmoid(result)
-        if GUARD == 2:
-            result = tl.where(good, result, 0.0)
         tl.store(outputs + token * out_stride, result, mask=inside & here)
+    if GUARD == 2:
+        _zero_bad_row(good, outputs, length, out_stride, inside, BLOCK)
     report_row(
         record,
         good,

@@ -22,6 +22,7 @@ from atom.model_ops.gated_delta_rule_triton import (
     log_decay_of,
     normalised,
     packed,
+    zero_bad_row,
 )
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
@@ -75,14 +76,16 @@ def gated_delta_rule_replay_kernel(
     begin = tl.load(query_start_loc + row)
     # no branch for padding: what is read behind one waits for the number of tokens
     tokens = tl.load(query_start_loc + row + 1) - begin
-    used = tokens > 0
     count = tl.load(num_accepted_tokens + row)
     group = tl.load(state_slots + row)
     context = tl.load(context_lens + row)
     first = tl.program_id(0) == 0
-    passes = row_passes(used, count, group, MOST_TOKENS, groups, GUARD)
+    passes = row_passes(tokens > 0, count, group, MOST_TOKENS, groups, GUARD)
+    # a bad row counts as one without tokens, until its end
+    live = tl.where(passes, tokens, 0)
+    used = live > 0
     # no count leads to a place that this step writes
-    applied = tl.where(passes & used, tl.minimum(tl.maximum(count, 0), MOST_TOKENS), 0)
+    applied = tl.where(used, tl.minimum(tl.maximum(count, 0), MOST_TOKENS), 0)
 
     PLACES: tl.constexpr = 2 * MOST_TOKENS
     PLACE: tl.constexpr = KEY_HEADS * K + HEADS * V
@@ -91,7 +94,7 @@ def gated_delta_rule_replay_kernel(
     real_keys = keys < K
     real_columns = columns < V
     tile = head * (K * V) + keys[:, None] * V + columns[None, :]
-    real = (real_keys[:, None] & real_columns[None, :]) & passes & used
+    real = (real_keys[:, None] & real_columns[None, :]) & used
     # without a guard this reads wherever the group points
     place = pool + group.to(tl.int64) * (HEADS * K * V) + tile
     state = tl.load(place, mask=real, other=0.0)
@@ -139,11 +142,11 @@ def gated_delta_rule_replay_kernel(
     tl.store(place, state, mask=real)
 
     # one program a key head keeps the keys, and one a head the gates
-    keeps_key = passes & first & (head % (HEADS // KEY_HEADS) == 0)
-    for number in range(tokens):
+    keeps_key = first & (head % (HEADS // KEY_HEADS) == 0)
+    for number in range(live):
         token = (begin + number).to(tl.int64)
         at = ((context + number) % PLACES + PLACES) % PLACES
-        there = number + 1 < tokens
+        there = number + 1 < live
         token_key = k + (token + 1) * k_stride + key_head * K + keys
         next_key = tl.load(token_key, mask=real_keys & there, other=0.0)
         token_query = q + (token + 1) * q_stride + key_head * K + keys
@@ -155,9 +158,9 @@ def gated_delta_rule_replay_kernel(
         decay = log_decay_of(own_decay.to(tl.float32), rate, bias)
         write = tl.sigmoid(own_write.to(tl.float32))
         tl.store(ring + at * PLACE + key_place, own_key, mask=real_keys & keeps_key)
-        tl.store(ring + at * PLACE + value_place, own_value, mask=real_columns & passes)
-        tl.store(ring_gates + at * 2 * HEADS, decay, mask=passes & first)
-        tl.store(ring_gates + at * 2 * HEADS + HEADS, write, mask=passes & first)
+        tl.store(ring + at * PLACE + value_place, own_value, mask=real_columns)
+        tl.store(ring_gates + at * 2 * HEADS, decay, mask=first)
+        tl.store(ring_gates + at * 2 * HEADS + HEADS, write, mask=first)
         unit = normalised(own_key, L2_EPS)
         query = normalised(own_query, L2_EPS) * scale
         state, missing = decayed_and_missing(state, unit, own_value, decay, write)
@@ -168,8 +171,11 @@ def gated_delta_rule_replay_kernel(
         own_value = next_value
         own_decay = next_decay
         own_write = next_write
-        result = tl.where(passes, result, 0.0).to(output.dtype.element_ty)
-        tl.store(output + (token * HEADS + head) * V + columns, result, mask=real_columns)
+        spot = output + (token * HEADS + head) * V + columns
+        tl.store(spot, result.to(output.dtype.element_ty), mask=real_columns)
+    if GUARD == 2:
+        outputs = output + head * V + columns
+        zero_bad_row(passes, outputs, begin, tokens, HEADS * V, real_columns, BLOCK_V)
     report_row(
         record,
         passes,

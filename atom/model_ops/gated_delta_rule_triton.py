@@ -50,6 +50,15 @@ def decayed_and_missing(state, key, value, decay, write):
     return state, missing
 
 
+@triton.jit
+def zero_bad_row(passes, output, begin, tokens, token_stride, real, BLOCK: tl.constexpr):
+    """Outputs of a row that the guard refused, for one tile of columns."""
+    if passes == 0:
+        for number in range(tokens):
+            nothing = tl.zeros((BLOCK,), output.dtype.element_ty)
+            tl.store(output + (begin + number).to(tl.int64) * token_stride, nothing, mask=real)
+
+
 @triton.jit(do_not_specialize=["elements"])
 def gdn_gating_kernel(
     a,
@@ -166,13 +175,16 @@ def gated_delta_rule_update_kernel(
         slot = tl.sum(tl.where(places == count - 1, entries, 0), 0)
     group_passes = row_passes(used, count, group, WIDTH, pool_slots // WIDTH, GUARD)
     passes = group_passes & row_passes(used, count, worst, WIDTH, pool_slots, GUARD)
+    # a bad row counts as one without tokens, until its end
+    live = tl.where(passes, tokens, 0)
+    used = live > 0
 
     keys = tl.arange(0, BLOCK_K)
     columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     real_keys = keys < K
     real_columns = columns < V
     tile = head * (K * V) + keys[:, None] * V + columns[None, :]
-    real = (real_keys[:, None] & real_columns[None, :]) & passes & used
+    real = (real_keys[:, None] & real_columns[None, :]) & used
     state = tl.load(pool + slot.to(tl.int64) * (HEADS * K * V) + tile, mask=real, other=0.0)
 
     key_head = head // (HEADS // KEY_HEADS)
@@ -190,10 +202,10 @@ def gated_delta_rule_update_kernel(
     )
     own_decay = tl.load(gate + first * gate_stride + head, mask=used, other=0.0)
     own_write = tl.load(strength + first * strength_stride + head, mask=used, other=0.0)
-    own_slot = tl.load(entry, mask=passes & used, other=0)
-    for number in range(tokens):
+    own_slot = tl.load(entry, mask=used, other=0)
+    for number in range(live):
         token = (begin + number).to(tl.int64)
-        there = number + 1 < tokens
+        there = number + 1 < live
         token_key = k + (token + 1) * k_stride + key_head * K + keys
         next_key = tl.load(token_key, mask=real_keys & there, other=0.0)
         token_query = q + (token + 1) * q_stride + key_head * K + keys
@@ -202,7 +214,7 @@ def gated_delta_rule_update_kernel(
         next_value = tl.load(token_value, mask=real_columns & there, other=0.0)
         next_decay = tl.load(gate + (token + 1) * gate_stride + head, mask=there, other=0.0)
         next_write = tl.load(strength + (token + 1) * strength_stride + head, mask=there, other=0.0)
-        next_slot = tl.load(entry + number + 1, mask=passes & there, other=0)
+        next_slot = tl.load(entry + number + 1, mask=there, other=0)
         written = own_slot.to(tl.int64)
         value = own_value
         decay = own_decay.to(tl.float32)
@@ -224,8 +236,11 @@ def gated_delta_rule_update_kernel(
         result = tl.sum(state * query[:, None], 0) + tl.sum(query * key, 0) * missing
         state = state + key[:, None] * missing[None, :]
         tl.store(pool + written * (HEADS * K * V) + tile, state, mask=real)
-        result = tl.where(passes, result, 0.0).to(output.dtype.element_ty)
-        tl.store(output + (token * HEADS + head) * V + columns, result, mask=real_columns)
+        spot = output + (token * HEADS + head) * V + columns
+        tl.store(spot, result.to(output.dtype.element_ty), mask=real_columns)
+    if GUARD == 2:
+        outputs = output + head * V + columns
+        zero_bad_row(passes, outputs, begin, tokens, HEADS * V, real_columns, BLOCK_V)
     report_row(
         record,
         passes,
