@@ -415,6 +415,34 @@ class ThroughputNotebookSettings(NotebookSettings):
     """Recorded hardware runs (run folders or parents of them) to show."""
 
 
+class OffloadCapacitySettings(NotebookSettings):
+    """Parameters of notebook 07: the what-if panel, and where recorded runs lie."""
+
+    concurrency: int = Field(16, ge=1, le=1024)
+    """Live sessions of the panel."""
+
+    pool_gib: tuple[float, ...] = Field((64.0, 88.0, 128.0), min_length=1)
+    """Its pools in GiB; one more point has none."""
+
+    remedies: Names = ("shared_lru", "paired")
+    """Its remedies: shared_lru, paired, isolated-SHARE, spacing-TOKENS, admission-SHARE."""
+
+    byte_scale: float = Field(3.0, gt=0, le=1000)
+    """Its bytes of a KV token and a state image over those of an 80B hybrid model."""
+
+    device_gb: float = Field(100.0, gt=0, le=10000)
+    """Its KV pool on the device, in GB."""
+
+    duration_seconds: float = Field(60.0, gt=0, le=7 * 86400)
+    """Its profiling window, in simulated seconds."""
+
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    """Seed of its sessions and of their order."""
+
+    recorded: Names = ("data/runs",)
+    """Recorded runs (run folders or parents of them): sweeps of this model, and measured load."""
+
+
 class SummarySettings(NotebookSettings):
     """Parameters of notebook 00."""
 

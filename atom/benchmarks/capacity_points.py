@@ -1,10 +1,10 @@
 """Points of the capacity sweep: which load, pool and remedy each simulates, and how one runs.
 
-Sizes. The nominal model has the layer plan of the public Qwen3-Next-80B-A3B. Its 12 attention layers
-and an MTP layer have 2 KV heads of 256 in bf16: 13 x 2 x 2 x 256 x 2 = 26,624 bytes a token. Its 36
-gated-delta-net layers have 32 value heads of 128 x 128 in float32, and three conv rows of 8,192
-channels in bf16: 36 x (2 MiB + 48 KiB) = 77.3 MB an image. The model that the published hours served
-is not public, so one factor, ``byte_scale``, multiplies both.
+Sizes. The nominal model has the layer plan of the public Qwen3-Next-80B-A3B. Its 12 attention
+layers and an MTP layer have 2 KV heads of 256 in bf16: 13 x 2 x 2 x 256 x 2 = 26,624 bytes a token.
+Its 36 gated-delta-net layers have 32 value heads of 128 x 128 in float32, and three conv rows of
+8,192 channels in bf16: 36 x (2 MiB + 48 KiB) = 77.3 MB an image. The model that the published hours
+served is not public, so one factor, ``byte_scale``, multiplies both.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CapacitySettings(Settings):
     """What ``python -m atom sweep capacity`` simulates.
 
     Every setup runs with every byte scale and device memory under each arm; a setup without a pool
-    runs once for each of them.
+    with the first of each alone: nothing is found again there.
     """
 
     setups: tuple[_Setup, ...] = (
@@ -129,7 +129,8 @@ class CapacitySettings(Settings):
     repeats: int = Field(1, ge=1, le=1000)
     """Runs of each point, each with the next seed of the order."""
 
-    processes: int = Field(0, ge=0, le=1024)
+    # how many run at once is no part of what is simulated: not recorded, and given anew on resuming
+    processes: int = Field(0, ge=0, le=1024, exclude=True)
     """Points side by side; 0: as many as there are cores."""
 
     only: tuple[str, ...] = ()
@@ -200,9 +201,10 @@ def build_points(settings: CapacitySettings) -> list[CapacityPoint]:
     points: dict[str, CapacityPoint] = {}
     for sessions, pool in settings.setups:
         arms = [parse_arm(name) for name in settings.arms] if pool else [Arm(Remedy.SHARED_LRU)]
+        few = slice(None) if pool else slice(1)
         for arm in arms:
-            for scale in settings.byte_scale:
-                for memory in settings.device_gb:
+            for scale in settings.byte_scale[few]:
+                for memory in settings.device_gb[few]:
                     for repeat in range(settings.repeats):
                         where = f"{pool:g}GiB" if pool else "none"
                         name = f"{arm.name}/c{sessions:g}/{where}/x{scale:g}/{memory:g}GB/{repeat}"

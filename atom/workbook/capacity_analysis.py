@@ -1,0 +1,334 @@
+"""What capacity rows say of the published hours: the fit, what it predicts, baselines, remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from atom.benchmarks.capacity_fit import (
+    Errors,
+    Fit,
+    Observation,
+    Prediction,
+    Setup,
+    Surface,
+    errors,
+    fit,
+    line_baseline,
+    working_set_baseline,
+)
+from atom.benchmarks.capacity_rows import EXPERIMENT, CapacityRow
+from atom.errors import BadInput
+from atom.evidence import Evidence
+from atom.workbook.published_tables import load_published
+from atom.workbook.records import Run, load_runs
+
+#: free numbers of the model beside those of each baseline
+FREE = {"capacity model": 3, "line in pool per session": 4, "share of the working set": 2}
+#: the offload setup that the fit may look at: the one whose failures are counted most
+FITTED: Setup = (32, 96.0)
+_BASE = "shared_lru"
+
+
+@dataclass(frozen=True)
+class CapacityRuns:
+    """Recorded simulations.
+
+    Attributes:
+        grid: the run whose grid of byte scales and device memories is largest; ``None`` if no run
+            has one.
+        remedies: the run with most arms; ``None`` if no run has more than one.
+        problems: runs that could not be used, and why.
+    """
+
+    grid: Run | None
+    remedies: Run | None
+    problems: tuple[str, ...]
+
+
+def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
+    """The runs to analyse; those of an earlier group of folders go first."""
+    problems: list[str] = []
+    grid = remedies = None
+    for folders in groups:
+        present = [name for name in folders if Path(name).is_dir()]
+        runs, more = load_runs(present, EXPERIMENT)
+        problems += more
+        usable = [r for r in runs if r.provenance.exit_state == "finished"]
+        usable = [r for r in usable if r.provenance.evidence is Evidence.SIMULATED]
+        grid = grid or max(
+            (run for run in usable if _cells(run) >= 4),
+            key=lambda run: (_cells(run), run.provenance.run_id),
+            default=None,
+        )
+        remedies = remedies or max(
+            (run for run in usable if run.tables["points"]["arm"].nunique() > 1),
+            key=lambda run: (run.tables["points"]["arm"].nunique(), run.provenance.run_id),
+            default=None,
+        )
+    return CapacityRuns(grid, remedies, tuple(dict.fromkeys(problems)))
+
+
+def _cells(run: Run) -> int:
+    rows = run.tables["points"]
+    places = [rows["byte_scale"].nunique(), rows["device_gb"].nunique()]
+    return places[0] * places[1] if min(places) > 1 else 0
+
+
+def rows_of(run: Run) -> list[CapacityRow]:
+    """Rows of a run as models."""
+    found = []
+    for values in run.tables["points"].to_dict("records"):
+        plain = {str(k): None if pd.isna(v) else v for k, v in values.items()}
+        found.append(CapacityRow.model_validate(plain))
+    return found
+
+
+def observations() -> tuple[list[Observation], list[Observation]]:
+    """Published setups: without offload, and with it. Runs of one setup stand together."""
+    hours = load_published("agentx")
+    failures: dict[Setup, tuple[float, float]] = {
+        (int(row["concurrency_sessions"]), float(row["cpu_pool_gib"])): (
+            row["failed_percent_low"] / 100,
+            row["failed_percent_high"] / 100,
+        )
+        for row in load_published("state_load_failures").to_dict("records")
+    }
+    runs: dict[Setup, list[float]] = {}
+    for row in hours.to_dict("records"):
+        pool = None if pd.isna(row["cpu_pool_gib"]) else float(row["cpu_pool_gib"])
+        key = (int(row["concurrency_sessions"]), pool)
+        runs.setdefault(key, []).append(float(row["throughput_tok_s_per_gpu"]))
+    found = [Observation(key, tuple(each), failures.get(key)) for key, each in runs.items()]
+    return [o for o in found if o.failed is None], [o for o in found if o.failed is not None]
+
+
+@dataclass(frozen=True)
+class Study:
+    """The fit and its predictions.
+
+    Attributes:
+        bare, offload: what was published.
+        fitted: on the hours without offload and ``FITTED``.
+        predicted: by the frozen fit, every setup.
+        left_out: of each offload setup, by a fit that has seen all others.
+        left_out_fits: those fits.
+        baselines: name to the same of a baseline.
+    """
+
+    bare: list[Observation]
+    offload: list[Observation]
+    fitted: Fit
+    predicted: dict[Setup, Prediction]
+    left_out: dict[Setup, Prediction]
+    left_out_fits: dict[Setup, Fit]
+    baselines: dict[str, dict[Setup, Prediction]]
+
+    @property
+    def unseen(self) -> list[Observation]:
+        """Offload setups that the frozen fit has not seen."""
+        return [one for one in self.offload if one.setup != FITTED]
+
+    def errors(self, predicted: Mapping[Setup, Prediction], over: Sequence[Observation]) -> Errors:
+        """How far predictions lie from what was published."""
+        return errors([(predicted[one.setup], one) for one in over])
+
+
+def study(run: Run) -> Study:
+    """Fit on the rows of a run, and predict.
+
+    Raises:
+        BadInput: the run has no grid, or lacks a published setup.
+    """
+    rows = [row for row in rows_of(run) if row.arm == _BASE]
+    bare, offload = observations()
+    surface = Surface(rows)
+    missing = [o.setup for o in [*bare, *offload] if o.setup not in surface.setups]
+    if missing:
+        raise BadInput(f"{run.path}: no rows of the published setups {missing}")
+    known = [one for one in offload if one.setup == FITTED]
+    fitted = fit(surface, bare, known)
+    left_out, fits = {}, {}
+    baselines: dict[str, dict[Setup, Prediction]] = {name: {} for name in list(FREE)[1:]}
+    for one in offload:
+        others = [other for other in offload if other is not one]
+        fits[one.setup] = fit(surface, bare, others)
+        left_out[one.setup] = surface.predict(one.setup, fits[one.setup])
+        seen = [*bare, *others]
+        for name, baseline in zip(baselines, (line_baseline, working_set_baseline), strict=True):
+            baselines[name][one.setup] = baseline(seen, one.setup)
+    predicted = {one.setup: surface.predict(one.setup, fitted) for one in [*bare, *offload]}
+    return Study(bare, offload, fitted, predicted, left_out, fits, baselines)
+
+
+def run_text(run: Run) -> str:
+    """What a recorded run simulated, in words."""
+    rows = run.tables["points"]
+    settings = run.provenance.settings
+    load = "generated sessions" if settings["traces"] is None else "recorded sessions"
+    return (
+        f"{len(rows)} points of {settings['duration_seconds']:,.0f} simulated s, {load}, "
+        f"{rows['arm'].nunique()} arm(s), run {run.provenance.run_id}"
+    )
+
+
+def study_sentences(found: Study) -> list[str]:
+    """What the fit shows, where it does not fit, and whether the mechanism matters."""
+    frozen = found.errors(found.predicted, found.unseen)
+    model = found.errors(found.left_out, found.offload)
+    figures = len(found.bare) + 2 * len(found.offload)
+    said = [
+        f"Three free numbers stand beside {figures} published figures. The frozen fit misses the "
+        f"throughput of setups that it has not seen by {frozen.throughput:.0%} (rms), where two "
+        f"runs of one setup differ by 8%, and their failures by "
+        f"{100 * (frozen.failed or 0):.1f} points in the mean."
+    ]
+    for name, predicted in found.baselines.items():
+        other = found.errors(predicted, found.offload)
+        better = "smaller" if model.throughput < other.throughput else "larger"
+        better_failed = "smaller" if (model.failed or 0) < (other.failed or 0) else "larger"
+        said.append(
+            f"Left out in turn, the model's throughput error ({model.throughput:.0%}) is {better} "
+            f"than that of the {name} ({other.throughput:.0%}), and its failure error "
+            f"({100 * (model.failed or 0):.1f} points) {better_failed} "
+            f"({100 * (other.failed or 0):.1f})."
+        )
+    for one in found.unseen:
+        ratio = found.predicted[one.setup].throughput / one.mean_throughput
+        if abs(ratio - 1) > 0.16:
+            said.append(
+                f"It does not fit: {setup_text(one.setup)}, predicted {ratio:.2f} of the "
+                "published throughput."
+            )
+    return said
+
+
+def setup_text(setup: Setup) -> str:
+    """Sessions and pool."""
+    pool = "no offload" if setup[1] is None else f"{setup[1]:g} GiB"
+    return f"{setup[0]} sessions, {pool}"
+
+
+def _share_text(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _range_text(one: Observation) -> str:
+    if one.failed is None:
+        return ""
+    low, high = one.failed
+    return f"{low:.1%}" if low == high else f"{low:.0%} to {high:.0%}"
+
+
+def predictions_table(found: Study) -> pd.DataFrame:
+    """Published beside predicted, a row a setup."""
+    return pd.DataFrame(
+        {
+            "setup": setup_text(one.setup),
+            "published, tok/s": ", ".join(f"{value:,.0f}" for value in one.throughput),
+            "frozen fit, tok/s": f"{found.predicted[one.setup].throughput:,.0f}",
+            "over published": f"{found.predicted[one.setup].throughput / one.mean_throughput:.2f}",
+            "left out, tok/s": ""
+            if one.setup not in found.left_out
+            else f"{found.left_out[one.setup].throughput:,.0f}",
+            "published failures": _range_text(one),
+            "frozen fit's": _share_text(found.predicted[one.setup].failed),
+            "left out's": ""
+            if one.setup not in found.left_out
+            else _share_text(found.left_out[one.setup].failed),
+            "seen by the frozen fit": "throughput"
+            if one.failed is None
+            else ("both" if one.setup == FITTED else "nothing"),
+        }
+        for one in [*found.bare, *found.offload]
+    )
+
+
+def fits_table(found: Study) -> pd.DataFrame:
+    """The free numbers of each fit."""
+    fits = {f"frozen: {setup_text(FITTED)}": found.fitted} | {
+        f"all but {setup_text(setup)}": one for setup, one in found.left_out_fits.items()
+    }
+    return pd.DataFrame(
+        {
+            "offload setups seen": name,
+            "slowness": f"{one.slowness:.3f}",
+            "bytes over the nominal model's": f"{one.byte_scale:.2f}",
+            "KV on the device": f"{one.device_gb:.0f} GB",
+            "misfit, sum of squares": f"{one.misfit:.1f}",
+            "figures fitted": one.numbers + len(found.bare),
+            "free": FREE["capacity model"],
+            "at the edge of the grid": "yes" if one.at_edge else "no",
+        }
+        for name, one in fits.items()
+    )
+
+
+def scores_table(found: Study) -> pd.DataFrame:
+    """Errors of the model and of the baselines, each with one setup left out in turn."""
+    models = {"capacity model": found.left_out, **found.baselines}
+    rows = []
+    for name, predicted in models.items():
+        score = found.errors(predicted, found.offload)
+        rows.append(
+            {
+                "model": name,
+                "free numbers": FREE[name],
+                "published figures": len(found.bare) + 2 * len(found.offload),
+                "throughput, rms error": f"{score.throughput:.0%}",
+                "failures, mean error": ""
+                if score.failed is None
+                else f"{100 * score.failed:.1f} points",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def brackets_table() -> pd.DataFrame:
+    """Readings of the figure in brackets behind each pool, and what speaks for or against each."""
+    hours = load_published("agentx").dropna(subset=["cpu_pool_gib"])
+    pairs = sorted(
+        {
+            (int(row["concurrency_sessions"]), float(row["cpu_pool_gib"]), int(figure))
+            for row in hours.to_dict("records")
+            if not pd.isna(figure := row["state_figure_no_unit"])
+        }
+    )
+    _, offload = observations()
+    failed = {one.setup: one.middle_failed for one in offload}
+
+    def in_order(size: Any) -> bool:
+        ordered = sorted(pairs, key=lambda one: -size(*one))
+        shares = [failed[c, pool] for c, pool, _ in ordered]
+        return shares == sorted(shares)
+
+    slots = all(figure == 1 << (c - 1).bit_length() for c, _, figure in pairs)
+    return pd.DataFrame(
+        [
+            {
+                "reading": "nothing of the pool: pool per session counts",
+                "test": "failures rise as pool over sessions falls",
+                "fits": in_order(lambda c, pool, _: pool / c),
+            },
+            {
+                "reading": "GiB taken off the pool for states",
+                "test": "failures rise as the rest over sessions falls",
+                "fits": in_order(lambda c, pool, figure: (pool - figure) / c),
+            },
+            {
+                "reading": "GiB for states beside the pool",
+                "test": "failures rise as the figure over sessions falls",
+                "fits": in_order(lambda c, _, figure: figure / c)
+                and len({figure / c for c, _, figure in pairs}) == len(pairs),
+            },
+            {
+                "reading": "slots for requests: the next power of two above the sessions",
+                "test": "the figure equals it at every setup",
+                "fits": slots,
+            },
+        ]
+    )

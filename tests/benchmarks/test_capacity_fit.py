@@ -1,0 +1,130 @@
+"""The fit finds numbers that made its data, and its baselines are what they say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from atom.benchmarks.capacity_fit import (
+    Observation,
+    Setup,
+    Surface,
+    errors,
+    fit,
+    line_baseline,
+    working_set_baseline,
+)
+from atom.benchmarks.capacity_rows import CapacityRow
+from atom.errors import BadInput
+
+SCALES, MEMORIES = (2.0, 3.0, 4.0), (100.0, 200.0)
+SETUPS: tuple[Setup, ...] = ((32, None), (32, 96.0), (32, 160.0), (48, 224.0))
+
+
+def throughput(setup: Setup, scale: float, memory: float) -> float:
+    if setup[1] is None:
+        return 30e3
+    return 30e3 * math.exp(setup[1] / setup[0] / scale + memory / 1000)
+
+
+def failed(setup: Setup, scale: float, memory: float) -> float:
+    return 0.1 * scale * memory / 200 + 0.001 * setup[0]
+
+
+def made_row(setup: Setup, scale: float, memory: float, **over: Any) -> CapacityRow:
+    asked = 100_000
+    values: dict[str, Any] = dict.fromkeys(
+        (name for name, field in CapacityRow.model_fields.items() if field.is_required()), 0
+    )
+    values |= {
+        "concurrency": setup[0],
+        "pool_gib": setup[1],
+        "arm": "shared_lru",
+        "offload_policy": None if setup[1] is None else "shared_lru",
+        "state_share": None,
+        "state_checkpoint_tokens": 256,
+        "byte_scale": scale,
+        "device_gb": memory,
+        "effective_total_throughput": throughput(setup, scale, memory),
+        "state_pairs": asked,
+        "state_pairs_failed": round(asked * failed(setup, scale, memory)),
+        "ttft_mean_seconds": 10.0,
+    }
+    return CapacityRow.model_validate(values | over)
+
+
+def grid() -> list[CapacityRow]:
+    rows = [made_row(s, x, m) for s in SETUPS for x in SCALES for m in MEMORIES if s[1]]
+    return [made_row((32, None), SCALES[0], MEMORIES[0]), *rows]
+
+
+def seen(setup: Setup, slowness: float, scale: float, memory: float) -> Observation:
+    share = failed(setup, scale, memory)
+    value = throughput(setup, scale, memory) / slowness
+    return Observation(setup, (value,), None if setup[1] is None else (share, share))
+
+
+@pytest.mark.parametrize(("scale", "memory"), [(3.0, 150.0), (2.0, 200.0), (4.0, 120.0)])
+def test_a_fit_finds_what_made_its_data(scale: float, memory: float) -> None:
+    surface = Surface(grid())
+    found = fit(
+        surface, [seen((32, None), 1.25, scale, memory)], [seen((32, 96.0), 1.25, scale, memory)]
+    )
+    assert found.slowness == pytest.approx(1.25, rel=1e-6)
+    assert found.byte_scale == pytest.approx(scale, abs=0.11)
+    assert found.device_gb == pytest.approx(memory, abs=6)
+    assert found.misfit < 0.1
+    assert found.numbers == 2
+    # what it has not seen follows
+    other = seen((48, 224.0), 1.25, scale, memory)
+    predicted = surface.predict(other.setup, found)
+    assert predicted.throughput == pytest.approx(other.mean_throughput, rel=0.03)
+    assert predicted.failed == pytest.approx(other.middle_failed, abs=0.01)
+
+
+def test_data_of_another_law_do_not_fit() -> None:
+    # control: a fit that always fitted would say nothing
+    odd = Observation((32, 96.0), (500e3,), (0.9, 0.9))
+    assert fit(Surface(grid()), [], [odd]).misfit > 100
+
+
+def test_a_grid_with_a_hole_is_refused() -> None:
+    rows = [row for row in grid() if (row.pool_gib, row.byte_scale) != (96.0, 3.0)]
+    with pytest.raises(BadInput, match="holes at 32 sessions"):
+        Surface(rows)
+    with pytest.raises(BadInput, match="two byte scales"):
+        Surface([row for row in grid() if row.byte_scale == 2.0])
+
+
+def test_the_line_is_a_line() -> None:
+    known = [
+        Observation((10, pool), (1000 + 100 * (pool or 0),), (0.5, 0.5) if pool else None)
+        for pool in (None, 10.0, 30.0)
+    ]
+    found = line_baseline(known, (10, 20.0))
+    assert found.throughput == pytest.approx(3000)
+    assert found.failed == pytest.approx(0.5)
+    assert line_baseline(known, (10, None)).failed is None
+
+
+def test_the_working_set_is_found() -> None:
+    def made(pool: float | None) -> Observation:
+        held = (pool or 0) / 10 / 8
+        return Observation((10, pool), (1000 / (1 - held),), (1 - held, 1 - held))
+
+    found = working_set_baseline([made(None), made(20.0), made(40.0)], (10, 60.0))
+    assert found.throughput == pytest.approx(4000, rel=1e-3)
+    assert found.failed == pytest.approx(0.25, abs=1e-3)
+
+
+def test_errors_are_relative_for_rates_and_absolute_for_shares() -> None:
+    surface = Surface(grid())
+    one = seen((32, 96.0), 1.0, 3.0, 100.0)
+    exact = fit(surface, [], [one])
+    found = surface.predict(one.setup, exact)
+    assert errors([(found, one)]).throughput < 0.01
+    twice = Observation(one.setup, (2 * one.mean_throughput,), (0.0, 0.0))
+    assert errors([(found, twice)]).throughput == pytest.approx(math.log(2), abs=0.01)
+    assert errors([(found, twice)]).failed == pytest.approx(one.middle_failed, abs=0.01)

@@ -1,0 +1,95 @@
+"""Points of the capacity sweep: names, refusals, and what a remedy changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atom.benchmarks.agentic_sessions import generate_sessions
+from atom.benchmarks.capacity_points import (
+    Arm,
+    CapacitySettings,
+    Remedy,
+    build_points,
+    parse_arm,
+    run_point,
+)
+from atom.errors import BadInput
+
+#: a small world of the same proportions
+SMALL: dict[str, Any] = {
+    "setups": [[6, 0], [6, 4]],
+    "byte_scale": [0.1],
+    "device_gb": [1.0],
+    "duration_seconds": 20.0,
+    "sessions": 8,
+}
+
+
+def test_the_published_setups_are_the_default() -> None:
+    points = build_points(CapacitySettings())
+    assert {(p.concurrency, p.pool_gib) for p in points} == {
+        (32, None), (48, None), (64, None), (32, 96), (32, 160), (48, 224), (64, 288)
+    }  # fmt: skip
+    assert len({p.point_id for p in points}) == 7
+
+
+def test_no_offload_runs_once_whatever_the_grid() -> None:
+    grid = CapacitySettings.parse(
+        {"byte_scale": [1, 2], "device_gb": [10, 20], "arms": ["shared_lru", "paired"]}
+    )
+    points = build_points(grid)
+    assert sum(p.pool_gib is None for p in points) == 3
+    assert sum(p.pool_gib is not None for p in points) == 4 * 2 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "arm"),
+    [
+        ("paired", Arm(Remedy.PAIRED)),
+        ("isolated-0.25", Arm(Remedy.ISOLATED, 0.25)),
+        ("spacing-1024", Arm(Remedy.SPACING, 1024)),
+        ("admission-0.75", Arm(Remedy.ADMISSION, 0.75)),
+    ],
+)
+def test_an_arm_is_read_and_named(text: str, arm: Arm) -> None:
+    assert parse_arm(text) == arm
+    assert arm.name == text
+
+
+@pytest.mark.parametrize(
+    "text", ["other", "paired-2", "isolated", "isolated-1", "spacing-1000", "admission-x"]
+)
+def test_another_arm_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="arms"):
+        parse_arm(text)
+    with pytest.raises(BadInput, match="arms"):
+        CapacitySettings.parse({"arms": [text]})
+
+
+def test_only_leaves_points_by_pattern_or_says_their_names() -> None:
+    chosen = CapacitySettings.parse({"only": ["*/c48/*"]})
+    assert {p.concurrency for p in build_points(chosen)} == {48}
+    with pytest.raises(BadInput, match="the first is shared_lru/c32/none"):
+        build_points(CapacitySettings.parse({"only": ["c48"]}))
+
+
+def test_remedies_change_what_they_say() -> None:
+    settings = CapacitySettings.parse(
+        SMALL | {"arms": ["shared_lru", "paired", "admission-0.5", "spacing-1024", "isolated-0.2"]}
+    )
+    sessions = generate_sessions(8, 42).sessions
+    rows = {
+        (point.arm.name, point.pool_gib): run_point(settings, point, sessions)
+        for point in build_points(settings)
+    }
+    shared = rows["shared_lru", 4.0]
+    assert shared.state_pairs > 0
+    assert shared.state_failure_rate == shared.state_pairs_failed / shared.state_pairs
+    assert rows["paired", 4.0].state_pairs_failed == 0
+    assert rows["admission-0.5", 4.0].served_sessions == 3
+    assert rows["admission-0.5", 4.0].concurrency == 6
+    assert rows["spacing-1024", 4.0].state_checkpoint_tokens == 1024
+    assert rows["isolated-0.2", 4.0].state_share == 0.2
+    assert rows["shared_lru", None].hit_tokens < shared.hit_tokens

@@ -1,0 +1,165 @@
+"""What notebook 07 makes of capacity rows, from made-up ones; and the sweep's record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from atom.benchmarks.capacity_points import CapacitySettings
+from atom.benchmarks.capacity_rows import CapacityRow
+from atom.errors import BadInput
+from atom.evidence import Evidence
+from atom.workbook import capacity_analysis, capacity_claims
+from atom.workbook.capacity_runs import SWEEP, record_capacity, result_text
+from atom.workbook.claims import load_claims
+from atom.workbook.records import check_folder
+from atom.workbook.verdicts import Verdict, judge
+
+
+def made_row(
+    sessions: int, pool: float | None, arm: str = "shared_lru", **over: Any
+) -> CapacityRow:
+    required = (name for name, field in CapacityRow.model_fields.items() if field.is_required())
+    values: dict[str, Any] = dict.fromkeys(required, 0) | {
+        "point_id": f"{arm}/{sessions}/{pool}/{over}",
+        "arm": arm,
+        "concurrency": sessions,
+        "pool_gib": pool,
+        "offload_policy": None,
+        "state_share": None,
+        "state_checkpoint_tokens": 256,
+        "byte_scale": 3.0,
+        "device_gb": 200.0,
+        "effective_total_throughput": 40e3,
+        "ttft_mean_seconds": 20.0,
+        "itl_p90_seconds": 0.1,
+        "cached_share": 0.5,
+        "state_pairs": 100,
+    }
+    return CapacityRow.model_validate(values | over)
+
+
+def made_run(rows: list[CapacityRow]) -> Any:
+    table = pd.DataFrame([row.model_dump(mode="json") for row in rows])
+    return SimpleNamespace(tables={"points": table}, path=Path("made"))
+
+
+def exact_grid() -> list[CapacityRow]:
+    """Rows that are what was published at scale 3 on 200 GB, and something else elsewhere."""
+    bare, offload = capacity_analysis.observations()
+    rows = [
+        made_row(one.setup[0], None, effective_total_throughput=2 * one.mean_throughput)
+        for one in bare
+    ]
+    for one in offload:
+        for scale in (2.0, 3.0, 4.0):
+            for memory in (100.0, 200.0):
+                off = abs(scale - 3) + abs(memory - 200) / 100
+                rows.append(
+                    made_row(
+                        *one.setup,
+                        byte_scale=scale,
+                        device_gb=memory,
+                        effective_total_throughput=2 * one.mean_throughput * (1 + 0.5 * off),
+                        state_pairs=100_000,
+                        state_pairs_failed=round(1e5 * one.middle_failed * (1 - 0.4 * off)),
+                    )
+                )
+    return rows
+
+
+def test_the_study_predicts_what_it_has_not_seen_from_rows_that_hold_it() -> None:
+    found = capacity_analysis.study(made_run(exact_grid()))
+    assert found.fitted.slowness == pytest.approx(2.0)
+    assert (found.fitted.byte_scale, found.fitted.device_gb) == pytest.approx((3.0, 200.0))
+    assert found.errors(found.predicted, found.unseen).throughput < 1e-6
+    claims = load_claims()
+    for claim, arguments in capacity_claims.study_arguments(found, "made").items():
+        verdict = judge(claims[claim], Evidence.SIMULATED, **arguments).verdict
+        assert verdict is Verdict.REPRODUCED_IN_SIMULATION
+    table = capacity_analysis.predictions_table(found)
+    assert list(table["over published"]) == ["1.00"] * 7
+    assert len(capacity_analysis.scores_table(found)) == 3
+    assert "does not fit" not in " ".join(capacity_analysis.study_sentences(found))
+
+
+def test_a_study_says_where_it_does_not_fit() -> None:
+    rows = [
+        row.model_copy(update={"effective_total_throughput": 5e3}) if row.concurrency == 48 else row
+        for row in exact_grid()
+    ]
+    found = capacity_analysis.study(made_run(rows))
+    assert "does not fit: 48 sessions" in " ".join(capacity_analysis.study_sentences(found))
+    with pytest.raises(BadInput, match="no rows of the published setups"):
+        capacity_analysis.study(made_run([row for row in rows if row.concurrency != 48]))
+
+
+def test_two_readings_of_the_bracketed_figure_fit() -> None:
+    table = capacity_analysis.brackets_table().set_index("reading")["fits"]
+    assert list(table) == [True, False, False, True]
+
+
+def remedies() -> list[CapacityRow]:
+    rows = []
+    for one in capacity_analysis.observations()[1]:
+        rows += [
+            made_row(*one.setup, state_pairs_failed=20, states_evicted=5),
+            made_row(*one.setup, arm="paired", effective_total_throughput=44e3),
+            made_row(*one.setup, arm="isolated-0.25", state_pairs_failed=50),
+        ]
+    return rows
+
+
+def test_the_cause_is_settled_by_the_policy_alone() -> None:
+    claims = load_claims()
+    for rows, holds in ((remedies(), True), ([*remedies()[:1], *_failing_pairs()], False)):
+        arguments = capacity_claims.remedy_arguments(rows, "made")
+        assert arguments["limit-07"]["holds"] is holds
+        judged = judge(claims["limit-07"], Evidence.SIMULATED, **arguments["limit-07"])
+        assert (judged.verdict is Verdict.REPRODUCED_IN_SIMULATION) is holds
+    assert capacity_claims.remedy_arguments([], "made") == {}
+
+
+def _failing_pairs() -> list[CapacityRow]:
+    return [row.model_copy(update={"state_pairs_failed": 3}) for row in remedies()[1:]]
+
+
+def test_the_advice_names_the_best_remedy_without_failures() -> None:
+    advice = capacity_claims.recommendation(remedies())
+    assert "paired serves most: 1.10" in capacity_claims.advice_sentences(advice)[0]
+    pools = capacity_claims.pools_without_failures(remedies())
+    by_arm = pools.groupby("remedy")["smallest without failures"].apply(set)
+    assert by_arm["shared_lru"] == {"none of these"}
+    assert by_arm["paired"] == {"96 GiB", "224 GiB", "288 GiB"}
+
+
+def test_a_sweep_is_recorded_and_resumed(tmp_path: Path) -> None:
+    settings = CapacitySettings.parse(
+        {
+            "setups": [[2, 0], [2, 1]],
+            "byte_scale": [0.1],
+            "device_gb": [1.0],
+            "duration_seconds": 4.0,
+            "sessions": 3,
+            "processes": 1,
+        }
+    )
+    run = record_capacity(settings, tmp_path)
+    assert run.provenance.evidence is Evidence.SIMULATED
+    assert run.provenance.machine == "model"
+    assert not check_folder(run.path)
+    assert len(run.tables["points"]) == len(SWEEP.plan(settings)) == 2
+    assert "shared_lru/c2/1GiB" in result_text(run.tables["points"])
+    again = record_capacity(settings, tmp_path)
+    first, second = run.tables["points"], again.tables["points"]
+    pd.testing.assert_frame_equal(first, second)
+
+
+def test_an_accelerator_is_refused() -> None:
+    with pytest.raises(BadInput, match="no accelerator"):
+        SWEEP.parse({"device": "accelerator"}, False)
+    assert SWEEP.parse({}, True).duration_seconds < 3600
