@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +184,9 @@ def run_jobs(
             fill()
     finally:
         if running:
-            client.run(end_all, sweep)
+            # whoever ended this process may have ended the cluster too: its points end with it
+            with suppress(OSError):
+                client.run(end_all, sweep)
 
 
 def visible(gpu: int, variable: str) -> dict[str, str]:

@@ -188,6 +188,22 @@ def test_a_worker_sees_one_gpu_of_those_that_are_shown(monkeypatch: pytest.Monke
         visible(2, "CUDA_VISIBLE_DEVICES")
 
 
+def left_early(client: Any, folder: Path) -> None:
+    """An interrupt that has ended the cluster too is an interrupt and no other failure."""
+    settings = {"model": "sleep 0.1", "traces": str(folder)}
+    job = {"settings": settings, "marks": False, "limit_seconds": 30.0}
+    jobs = iter({**job, "point_id": f"left/c{number}"} for number in range(9))
+    ends = run_jobs(client, lambda: next(jobs, None), "left", COMMAND)
+    next(ends)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def gone(*_: Any) -> None:
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+        patch.setattr(client, "run", gone)
+        ends.close()  # type: ignore[attr-defined]
+
+
 def test_a_worker_killed_in_mid_point_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     names = [f"hold/c{number}/no-pool/0" for number in range(7)]
@@ -218,6 +234,7 @@ def test_a_worker_killed_in_mid_point_loses_nothing(tmp_path: Path) -> None:
         killer.start()
         ends = list(run_jobs(client, lambda: next(queue, None), "sweep", COMMAND))
         killer.join()
+        left_early(client, tmp_path)
     assert not [end for _, end in ends if isinstance(end, Lost)]
     assert sorted(job["point_id"] for job, _ in ends) == names
     assert all(end["exit_code"] == 0 for _, end in ends if not isinstance(end, Lost))
