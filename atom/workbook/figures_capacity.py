@@ -71,8 +71,7 @@ def predictions_figure(found: Study) -> Figure:
             ("^", VERMILION, "full", "simulated: this setup left out of the fit"),
         )
     ]
-    figure.legend(handles=handles, loc="upper center", ncols=3, frameon=False, fontsize=8)
-    figure.subplots_adjust(top=0.88)
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 
@@ -134,7 +133,6 @@ def what_if_figure(rows: Sequence[CapacityRow]) -> Figure:
             fontsize=8,
         )
     panels[1].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
     return figure
 
 
