@@ -178,7 +178,7 @@ def test_training_rows_are_the_prompts_of_the_evaluation(tmp_path: Path) -> None
     assert (ids == again).all()
     solutions = {problem.answer for problem in problems}
     for row, mask in zip(ids.tolist(), written.tolist(), strict=True):
-        answers = [[]]
+        answers: list[list[int]] = [[]]
         for token, wanted in zip(row, mask, strict=True):
             if wanted:
                 answers[-1].append(token)

@@ -55,7 +55,7 @@ def test_the_sum_is_rounded_before_its_norm(dtype: torch.dtype) -> None:
 def test_joined_norms_are_those_of_each_part() -> None:
     table, hidden, weights = torch.randn(9, 16), torch.randn(4, 16), torch.randn(2, 16)
     ids = torch.tensor([8, 0, 3, 3])
-    joined = embed_norm_join(ids, table, hidden, *weights, 1e-6)
+    joined = embed_norm_join(ids, table, hidden, weights[0], weights[1], 1e-6)
     assert torch.equal(joined[:, :16], rms_norm(table[ids], weights[0], 1e-6))
     assert torch.equal(joined[:, 16:], rms_norm(hidden, weights[1], 1e-6))
 
@@ -65,9 +65,9 @@ class TestOnHardware:
     def test_joined_norms(self) -> None:
         table, hidden = torch.randn(9, 1024), torch.randn(5, 1024)
         weights, ids = torch.randn(2, 1024), torch.randint(9, (5, 3))[:, 1]
-        given = [part.bfloat16() for part in (table, hidden, *weights)]
-        found = embed_norm_join(ids.cuda(), *(part.cuda() for part in given), 1e-6)
-        expected = embed_norm_join_reference(ids, *given, 1e-6)
+        a, b, c, d = (part.bfloat16() for part in (table, hidden, *weights))
+        found = embed_norm_join(ids.cuda(), a.cuda(), b.cuda(), c.cuda(), d.cuda(), 1e-6)
+        expected = embed_norm_join_reference(ids, a, b, c, d, 1e-6)
         torch.testing.assert_close(found.cpu(), expected)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

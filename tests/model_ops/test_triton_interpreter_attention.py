@@ -127,9 +127,9 @@ def check_joined_norms() -> None:
             table, hidden = torch.randn(9, width).to(dtype), torch.randn(5, width + 8).to(dtype)
             # a column of ids, and rows of something wider
             ids, hidden = torch.randint(9, (5, 3))[:, 1], hidden[:, :width]
-            weights = torch.randn(2, width).to(dtype)
-            found = layer_norm_triton.embed_norm_join(ids, table, hidden, *weights, 1e-6)
-            expected = layer_norm.embed_norm_join_reference(ids, table, hidden, *weights, 1e-6)
+            first, second = torch.randn(2, width).to(dtype)
+            found = layer_norm_triton.embed_norm_join(ids, table, hidden, first, second, 1e-6)
+            expected = layer_norm.embed_norm_join_reference(ids, table, hidden, first, second, 1e-6)
             torch.testing.assert_close(found, expected)
 
 

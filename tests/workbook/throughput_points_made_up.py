@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cost_rows import PROPERTIES
+from pydantic import BaseModel
 
 from atom.benchmarks.throughput_rows import Outcome, ThroughputRow, TierCauseRow
 from atom.benchmarks.throughput_settings import (
@@ -126,9 +128,9 @@ def record(root: Path, settings: dict[str, Any] | None = None, **more: Any) -> R
         cause = TierCauseRow(
             point_id=point.point_id, what="load", kind="state", cause="evicted", count=10
         )
-        tables = {"points": [row(parsed, point, **more)], "causes": [cause]}
-        writer.write_point(
-            point.point_id, tables if point.pool_gib else {"points": tables["points"]}
-        )
+        tables: dict[str, Sequence[BaseModel]] = {"points": [row(parsed, point, **more)]}
+        if point.pool_gib:
+            tables["causes"] = [cause]
+        writer.write_point(point.point_id, tables)
     writer.finish("finished")
     return load_run(writer.path)
