@@ -10,6 +10,7 @@ from typing import Any
 from atom.config import (
     FaultArithmeticSettings,
     NotebookSettings,
+    OffloadCapacitySettings,
     ProtocolCostSettings,
     RaceMicrobenchmarkSettings,
     SourceLifetimeSettings,
@@ -107,7 +108,14 @@ _SPECS = (
         also=("kernels", "engine_speed"),
         key_figures=(0, 2, 3),
     ),
-    NotebookSpec("07_offload_capacity", "Offload capacity", NotebookSettings, 75, planned=True),
+    NotebookSpec(
+        "07_offload_capacity",
+        "Offload capacity",
+        OffloadCapacitySettings,
+        75,
+        also=("capacity", "throughput"),
+        key_figures=(0, 1),
+    ),
 )
 
 #: every notebook by stem, in reading order; the summary reads the results of all others
