@@ -120,7 +120,9 @@ def record(root: Path, settings: dict[str, Any] | None = None, **more: Any) -> R
         settings: beside those of :data:`SWEEP`.
         **more: fields that all rows have in place of the made-up ones.
     """
-    parsed = ThroughputSettings.parse({**SWEEP, **(settings or {})})
+    given = {**SWEEP, **(settings or {})}
+    central = [one for one in given["central_concurrency"] if one in given["concurrency"]]
+    parsed = ThroughputSettings.parse({**given, "central_concurrency": central})
     plain = parsed.model_dump(mode="json")
     provenance = collect_provenance(PROPERTIES, "throughput", plain, {})
     writer = RunWriter(root, PROPERTIES.machine, "throughput", provenance)
