@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import nnls
 
 from atom.benchmarks.capacity import CapacityLoad, simulate
 from atom.benchmarks.capacity_machine import Machine
@@ -51,8 +52,8 @@ def machine_from(
 ) -> Machine:
     """Costs and sizes that the rows of one machine and model tell.
 
-    A prefill token's time is that of all prefill steps over the tokens that they computed; a decode
-    step's is a line in the requests of a step, least squares over the points.
+    The time of prefill is so much a step and so much a token, the time of a decode step a line in
+    its requests: least squares over the points.
 
     Raises:
         BadInput: no row timed its steps and told its sizes.
@@ -70,8 +71,13 @@ def machine_from(
     ]
     if not timed:
         raise BadInput("no point timed its prefill and decode steps and told its sizes")
-    prefill = sum(row.prefill_seconds or 0 for row in timed)
-    computed = sum(row.prompt_tokens_computed or 0 for row in timed)
+    prefills = np.array([row.prefill_steps or 0 for row in timed], dtype=np.float64)
+    computed = np.array([row.prompt_tokens_computed or 0 for row in timed], dtype=np.float64)
+    spent = np.array([row.prefill_seconds or 0 for row in timed])
+    per_token, per_step = float(spent.sum() / computed.sum()), 0.0
+    if np.linalg.matrix_rank(np.stack([prefills, computed])) == 2:
+        found, _ = nnls(np.stack([prefills, computed], axis=1), spent)
+        per_step, per_token = (float(value) for value in found)
     steps = np.array([(row.decode_seconds or 0) / (row.decode_steps or 1) for row in timed])
     batch = np.array([row.decode_batch_mean or 0 for row in timed])
     slope = 0.0
@@ -82,8 +88,8 @@ def machine_from(
         decode_base_seconds=base,
         decode_row_seconds=slope,
         decode_context_seconds=0.0,
-        prefill_base_seconds=0.0,
-        prefill_token_seconds=prefill / computed,
+        prefill_base_seconds=per_step,
+        prefill_token_seconds=per_token,
         prefill_pair_seconds=0.0,
         host_seconds=0.0,
         store_bytes_per_second=copy_bytes_per_second,
