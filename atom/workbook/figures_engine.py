@@ -273,8 +273,6 @@ _SPEED_ARMS: dict[str, tuple[str, str]] = {
     SpeedArm.FORCED: (GREEN, "////"),
     SpeedArm.REPLAY: (YELLOW, "...."),
     SpeedArm.REPLAY_FORCED: (ORANGE, "////"),
-    SpeedArm.REPLAY: (YELLOW, "...."),
-    SpeedArm.REPLAY_FORCED: (ORANGE, "////"),
     SpeedArm.TRANSFORMERS: (PURPLE, "xxxx"),
 }
 
