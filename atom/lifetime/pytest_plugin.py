@@ -10,7 +10,9 @@ from collections.abc import Generator
 
 import pytest
 
+from atom.errors import AtomError
 from atom.lifetime.findings import LifetimeFindings, Report, Suppression, read_suppressions
+from atom.lifetime.launcher import device_blindness
 from atom.lifetime.sanitizer import Sanitizer
 
 _MARK = "lifetime_findings"
@@ -34,7 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{_MARK}(reason): the sanitizer must find something here")
     if config.getoption("--lifetime-sanitizer"):
         file = config.getoption("--lifetime-suppressions")
-        config.pluginmanager.register(_Watch(read_suppressions(file) if file else []), "lifetime")
+        try:
+            watch = _Watch(read_suppressions(file) if file else [])
+        except AtomError as error:
+            raise pytest.UsageError(f"--lifetime-sanitizer: {error}") from None
+        config.pluginmanager.register(watch, "lifetime")
 
 
 class _Watch:
@@ -44,7 +50,11 @@ class _Watch:
         self._suppressions = tuple(suppressions)
         self._watch = Sanitizer(suppressions)
         self._watch.start()
-        self._blind: list[str] = list(self._watch.report.cannot_see)
+        self._blind: list[str] = [
+            *self._watch.report.cannot_see,
+            *device_blindness(),
+            "processes that tests start, forked or not: what is found there fails no test",
+        ]
         self._suppressed = 0
 
     @pytest.hookimpl(wrapper=True)

@@ -305,7 +305,7 @@ def test_the_pytest_plugin_fails_what_it_must(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(HERE)])},
             timeout=120,
         )
-        return done.stdout
+        return done.stdout + done.stderr
 
     watched = run("--lifetime-sanitizer")
     assert "4 failed, 2 passed" in watched, watched
@@ -313,4 +313,8 @@ def test_the_pytest_plugin_fails_what_it_must(tmp_path: Path) -> None:
         assert f"FAILED test_given.py::{name}" in watched
     assert "FAILED test_given.py::test_expected_in_vain" in watched
     assert "missing edge (c)" in watched
+    assert "processes that tests start" in watched
     assert "6 passed" in run()
+    refused = run("--lifetime-sanitizer", "--lifetime-suppressions", "nofile")
+    assert "nofile" in refused
+    assert "INTERNALERROR" not in refused
