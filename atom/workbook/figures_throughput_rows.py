@@ -39,7 +39,7 @@ from atom.workbook.throughput_bounds import (
     Scale,
 )
 from atom.workbook.throughput_effects import Effect
-from atom.workbook.throughput_outcomes import ArmOutcomes
+from atom.workbook.throughput_outcomes import CUT_SHORT, ArmOutcomes
 from atom.workbook.throughput_points import LoadPoint
 
 _FACTOR_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, YELLOW, GREY, BLACK)
@@ -320,6 +320,7 @@ _ENDS: dict[str, tuple[str, str]] = {
     Outcome.HANG: (PURPLE, "xxxx"),
     Outcome.OUT_OF_MEMORY: (GREY, "...."),
     Outcome.LOAD_FAILED: ("#FFFFFF", "++++"),
+    CUT_SHORT: ("#FFFFFF", ""),
 }
 
 

@@ -130,10 +130,18 @@ def is_ok(row: Row) -> bool:
     return row["outcome"] == Outcome.OK and bool(row["effective_total_throughput"])
 
 
+def is_cut_short(row: Row) -> bool:
+    """Whether the point was killed for its time limit, most of which its start had taken.
+
+    Its load had no time to end in, so this is no hang of it.
+    """
+    return row["outcome"] == Outcome.HANG and (row["setup_seconds"] or 0) > row["wall_seconds"] / 2
+
+
 def shows_fault(row: Row) -> bool:
     """Whether the point died, hung, or read a status that its step never wrote."""
     caught = any(row[name] for name in ("stale_statuses", "guard_errors"))
-    return row["outcome"] in FAULTS or caught
+    return (row["outcome"] in FAULTS and not is_cut_short(row)) or caught
 
 
 # -- the main grid

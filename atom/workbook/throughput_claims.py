@@ -14,7 +14,7 @@ from atom.config import CopyProtocol
 from atom.evidence import Evidence
 from atom.workbook.claim_model import Claim, Predicate
 from atom.workbook.statistics import exact_interval, poisson_interval
-from atom.workbook.throughput_analysis import LoadSet, Row, shows_fault
+from atom.workbook.throughput_analysis import LoadSet, Row, is_cut_short, shows_fault
 from atom.workbook.throughput_crashes import published_watches
 from atom.workbook.throughput_points import LoadPoint, published_points, published_spread
 
@@ -22,7 +22,6 @@ Arguments = dict[str, dict[str, Any]]
 
 _UNPATCHED = CopyProtocol.UNPATCHED.value
 _ENDED_ITSELF = (Outcome.START_FAILED, Outcome.OUT_OF_MEMORY)
-_DIED = (Outcome.CRASH, Outcome.HANG)
 #: the published points have as many sessions
 _PUBLISHED_SESSIONS = (32, 64)
 #: what a claim waits for that no row here settles
@@ -223,6 +222,10 @@ def _errors(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def _died(row: Row) -> bool:
+    return row["outcome"] in (Outcome.CRASH, Outcome.HANG) and not is_cut_short(row)
+
+
 def _unfixed_crash(rows: Sequence[Row]) -> dict[str, Any]:
     own = [
         row
@@ -233,7 +236,7 @@ def _unfixed_crash(rows: Sequence[Row]) -> dict[str, Any]:
     hours = sum(row["exposure_seconds"] or 0.0 for row in own) / 3600
     if not own or hours == 0:
         return {"reason": "no unpatched point with offload, drafts and without a net"}
-    died = sum(row["outcome"] in _DIED for row in own)
+    died = sum(_died(row) for row in own)
     stale = sum(row["stale_statuses"] or 0 for row in own)
     published = published_watches()["unfixed"]
     low, high = (-math.expm1(-end) for end in poisson_interval(died, hours))

@@ -17,6 +17,7 @@ from atom.workbook.throughput_analysis import (
     NOTHING,
     Row,
     failed_share,
+    is_cut_short,
     is_ok,
     shows_fault,
     value_text,
@@ -25,6 +26,8 @@ from atom.workbook.throughput_bounds import size_text
 
 #: how the rows name this engine
 OURS = "atom"
+#: end of a point that was killed for its time limit, most of which its start had taken
+CUT_SHORT = "cut short by a slow start"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class ArmOutcomes:
         return f"{self.protection}; {self.drafts}; {'offload' if self.offload else 'no offload'}"
 
 
+def _end(row: Row) -> str:
+    return CUT_SHORT if is_cut_short(row) else str(row["outcome"])
+
+
 def outcomes(rows: Sequence[Row]) -> list[ArmOutcomes]:
     """Points by protection, drafts and offload, in the order of these words.
 
@@ -83,7 +90,7 @@ def outcomes(rows: Sequence[Row]) -> list[ArmOutcomes]:
                 protection,
                 drafts,
                 offload,
-                dict(Counter(row["outcome"] for row in own)),
+                dict(Counter(_end(row) for row in own)),
                 sum(shows_fault(row) for row in own),
                 sum(row["exposure_seconds"] or 0.0 for row in own) / 3600,
                 sum(counted) if counted else None,

@@ -284,6 +284,21 @@ def test_each_verdict_on_rates_can_fall(
     assert verdict(arguments[claim], claim) is expected
 
 
+def test_a_limit_that_the_start_used_up_is_no_hang(tmp_path: Path) -> None:
+    for setup, faults in ((61.0, 0), (20.0, 1)):
+        own = made_up.record(
+            tmp_path / str(faults),
+            {"special": [], "no_offload": False, "concurrency": [32], "pool_gib": [4.0]},
+            outcome=Outcome.HANG,
+            wall_seconds=94.0,
+            setup_seconds=setup,
+        )
+        (found,) = throughput_outcomes.outcomes(rows_of([own]))
+        assert found.faults == faults * found.points
+        arguments = throughput_claims.row_arguments(load_set(Evidence.MEASURED, "H200", [own]))
+        assert arguments["crash-05"]["holds"] is not bool(faults)
+
+
 def test_arms_that_were_left_out_leave_claims_open(tmp_path: Path) -> None:
     own = made_up.record(tmp_path, {"special": [], "no_offload": False, "concurrency": [32]})
     arguments = throughput_claims.row_arguments(load_set(Evidence.MEASURED, "H200", [own]))
