@@ -11,6 +11,7 @@ from atom.benchmarks.capacity_fit import Setup
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.workbook.capacity_analysis import Study, observations, setup_text
 from atom.workbook.claim_model import Claim
+from atom.workbook.throughput_claims import open_claims as open_in_throughput
 
 #: claim to the setup whose prediction settles it
 _THROUGHPUT: Mapping[str, Setup] = {
@@ -219,21 +220,5 @@ def open_claims(
     claims: Mapping[str, Claim], notebook: str, settled: Collection[str]
 ) -> pd.DataFrame:
     """Claims of this notebook without a verdict, and what each needs."""
-    lines = []
-    for name, claim in claims.items():
-        missing = [
-            str(kind)
-            for kind in claim.evidence
-            if claim.notebook_for(kind) == notebook and f"{name}/{kind}" not in settled
-        ]
-        if missing:
-            needs = _NEEDS.get(name, "a recorded run: sweep capacity, or sweep throughput on a GPU")
-            lines.append(
-                {
-                    "claim": name,
-                    "what it says": claim.claim,
-                    "open": ", ".join(missing),
-                    "needs": needs,
-                }
-            )
-    return pd.DataFrame(lines)
+    otherwise = "a recorded run: sweep capacity, or sweep throughput on a GPU"
+    return open_in_throughput(claims, notebook, settled, _NEEDS, otherwise)

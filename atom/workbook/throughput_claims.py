@@ -287,7 +287,11 @@ def recorded_arguments(claims: Mapping[str, Claim], notebook: str) -> Arguments:
 
 
 def open_claims(
-    claims: Mapping[str, Claim], notebook: str, settled: Collection[str]
+    claims: Mapping[str, Claim],
+    notebook: str,
+    settled: Collection[str],
+    needs: Mapping[str, str] = _NEEDS,
+    otherwise: str = "a recorded run of sweep throughput on an accelerator",
 ) -> pd.DataFrame:
     """Claims of a notebook without a verdict by a kind of evidence that it settles.
 
@@ -295,6 +299,8 @@ def open_claims(
         claims: all claims by id.
         notebook: its number.
         settled: keys ``<claim>/<evidence>``.
+        needs: what a claim waits for.
+        otherwise: what all others wait for.
     """
     lines = []
     for name, claim in claims.items():
@@ -304,13 +310,12 @@ def open_claims(
             if claim.notebook_for(kind) == notebook and f"{name}/{kind}" not in settled
         ]
         if missing:
-            needs = _NEEDS.get(name, "a recorded run of sweep throughput on an accelerator")
             lines.append(
                 {
                     "claim": name,
                     "what it says": claim.claim,
                     "open": ", ".join(missing),
-                    "needs": needs,
+                    "needs": needs.get(name, otherwise),
                 }
             )
     return pd.DataFrame(lines, columns=["claim", "what it says", "open", "needs"])
