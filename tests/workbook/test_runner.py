@@ -294,7 +294,7 @@ def test_names_of_notebooks() -> None:
     with pytest.raises(BadInput, match="did you mean '01_fault_arithmetic'"):
         find_notebook("01_fault_aritmetic")
     with pytest.raises(BadInput, match="planned"):
-        find_notebook("07")
+        find_notebook("04")
 
 
 def test_order_and_missing_files(root: Path) -> None:
