@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -39,3 +40,12 @@ def device(request: pytest.FixtureRequest) -> Device:
     opened.synchronize()
     opened.empty_cache()
     return opened
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Two threads on a busy machine wait for each other at every small operation of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

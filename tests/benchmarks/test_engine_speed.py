@@ -60,6 +60,8 @@ from atom.workbook.engine_speed_analysis import (
 from atom.workbook.engine_speed_runs import record_engine_speed
 from atom.workbook.records import check_folder, load_runs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL: dict[str, Any] = {
     "device": "virtual",
     "steps": 3,
@@ -70,11 +72,6 @@ SMALL: dict[str, Any] = {
     "repeats": 2,
 }
 PACKAGE = Path(__file__).resolve().parents[2] / "atom"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def small(**values: Any) -> EngineSpeedSettings:

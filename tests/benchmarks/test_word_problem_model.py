@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,10 @@ MODEL = Path(__file__).resolve().parents[2] / "data" / "models" / "words8"
 #: items answered by both; the first of them also without speculation
 _ITEMS = 3
 
-pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=f"no model in {MODEL.name}")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.skipif(not MODEL.exists(), reason=f"no model in {MODEL.name}"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 def test_files_fit_the_repository() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from atom.models.model_config import FULL, LINEAR, ModelConfig
 from atom.models.presets import PRESETS, random_checkpoint
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.weights import load_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-4
 
@@ -55,15 +57,6 @@ CONFIGS: dict[str, ModelConfig] = {
 
 Truth = Callable[[Tensor], Tensor]
 Pair = tuple[Qwen3NextForCausalLM, Truth]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Two threads on a busy machine wait for each other at every small operation."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +24,10 @@ from atom.models.training_optimizer import orthogonalize
 from atom.models.training_sizes import SIZES, for_tokenizer
 from atom.models.weights import load_model, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 #: one layer of each kind
 CONFIG = small_config(num_hidden_layers=2, layer_types=(LINEAR, FULL))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

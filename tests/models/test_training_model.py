@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,9 @@ from atom.models.training_model import DRAFT_PASSES, TrainingModel
 from atom.models.weights import LoadedModel, load_model, write_checkpoint
 from atom.spec_decode.mtp import draft, draft_first_pass, draft_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 _TOKENS = 64
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def perturbed(config: object, seed: int = 3) -> TrainingModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +25,8 @@ from atom.spec_decode.mtp import Drafts, draft, draft_first_pass, draft_plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 from paged_requests import PagedRequests, small_config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIGS = {
     "grouped": small_config(),
@@ -120,15 +121,6 @@ class Plain:
             # the layer's own state stands in for the model's at the position behind
             hidden = torch.cat([hidden, states[-1:]])
         return ids, confidence
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Two threads on a busy machine wait for each other at every small operation."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,16 +40,9 @@ from atom.transfer.payload import (
     read_payload,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTHS = st.lists(st.integers(0, 1 + K), min_size=1, max_size=9)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    # the tensors are small, and other tests run beside these
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def judged(batch: Batch, *, all_greedy: bool = False) -> Verdict:
