@@ -21,8 +21,6 @@ from atom.model_engine.engine_settings import EngineSettings, StatusCheck
 GIB = 2**30
 HOLD = "hold"
 UNPATCHED = "unpatched"
-UNPATCHED_GUARD = "unpatched, guard"
-UNPATCHED_NO_MTP = "unpatched, no MTP"
 
 
 class Special(StrEnum):

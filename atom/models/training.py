@@ -6,7 +6,6 @@ checkpoint from which another run goes on.
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
@@ -320,11 +319,6 @@ class Trainer:
                 + " ".join(f"{x:.3f}" for x in losses.drafts_right.tolist())
                 + f" {speed / 1e3:,.0f} k tokens/s"
             )
-
-    def write_curve(self, path: str | Path) -> None:
-        """Write the loss curve as JSON."""
-        text = json.dumps({**self._facts(), "curve": self.state.curve}, indent=1) + "\n"
-        Path(path).write_text(text, encoding="utf-8")
 
 
 @contextmanager
