@@ -176,16 +176,16 @@ class CapacityEngine(LLMEngine):
         steps: int,
         until: float,
     ) -> int:
-        drafts, rows = self.settings.draft_tokens, len(seqs)
-        forced = None if self._forced is None else self._forced.copy()
+        drafts, forced = self.settings.draft_tokens, self._forced
         # bonus of the step in flight, then of each step of the leap
-        bonus = np.zeros((rows, steps + 1), dtype=np.int64)
+        bonus = np.zeros((len(seqs), steps + 1), dtype=np.int64)
         bonus[:, 0] = pending
         if forced is not None:
             for index, seq in enumerate(seqs):
-                bonus[index, 1:] = forced.next_bonuses(seq.request_id, drafts, steps)
+                bonus[index, 1:] = forced.upcoming(seq.request_id, drafts, steps)
         tokens = np.cumsum(1 + bonus, axis=1)
-        taken, _end = self._times(batch, tokens, steps, until)
+        times = self._times(batch, tokens, steps, until)
+        taken = len(times)
         needed = self._needed(seqs, tokens, taken)
         while taken and not self._fits(seqs, needed):
             # before the blocks run out the scheduler decides anew
@@ -193,44 +193,40 @@ class CapacityEngine(LLMEngine):
             needed = self._needed(seqs, tokens, taken)
         if taken < _LEAST_STEPS:
             return 0
-        self._apply(batch, seqs, bonus, tokens, taken, needed, until)
+        clock = self.clock
+        clock.now, clock.device_free, spent = times[taken - 1]
+        self.runner.decode_seconds += spent
+        self._apply(seqs, bonus, tokens, taken, needed)
         return taken
 
     def _times(
-        self,
-        batch: ScheduledBatch,
-        tokens: np.ndarray,
-        steps: int,
-        until: float,
-        *,
-        keep: bool = False,
-    ) -> tuple[int, float]:
-        """Steps that begin before ``until``, of at most ``steps``, and when the last ends.
+        self, batch: ScheduledBatch, tokens: np.ndarray, steps: int, until: float
+    ) -> list[tuple[float, float, float]]:
+        """The steps, at most ``steps``, that begin before ``until``.
 
-        With ``keep`` the clock and the runner's sums are left as after them.
+        Returns:
+            For each, as it is after it: the host's time, when the device is free, and the device's
+            time that went into them.
         """
-        clock, machine, rows = self.clock, self.runner.machine, len(batch.rows)
+        machine, rows = self.runner.machine, len(batch.rows)
         sums = tokens.sum(axis=0).tolist()
         base = sum(row.context_len for row in batch.rows)
-        now, free, end = clock.now, clock.device_free, self.runner.outputs[0][0]
+        now, free, end = self.clock.now, self.clock.device_free, self.runner.outputs[0][0]
         with_status = bool(self.runner.statuses)
         spent = 0.0
-        taken = 0
-        while taken < steps and now < until:
+        times: list[tuple[float, float, float]] = []
+        while len(times) < steps and now < until:
             if with_status:
                 now = max(now, end)
             now += machine.host_seconds
-            seconds = machine.decode_seconds(rows, base + sums[taken])
+            seconds = machine.decode_seconds(rows, base + sums[len(times)])
             free = max(free, now) + seconds
             # what the step before produced is received after the launch
             now = max(now, end)
             end = free
             spent += seconds
-            taken += 1
-        if keep:
-            clock.now, clock.device_free = now, free
-            self.runner.decode_seconds += spent
-        return taken, end
+            times.append((now, free, spent))
+        return times
 
     def _needed(self, seqs: list[Sequence], tokens: np.ndarray, taken: int) -> list[int]:
         """Tokens that each request has blocks for after so many steps, as the scheduler asks."""
@@ -259,21 +255,18 @@ class CapacityEngine(LLMEngine):
 
     def _apply(
         self,
-        batch: ScheduledBatch,
         seqs: list[Sequence],
         bonus: np.ndarray,
         tokens: np.ndarray,
         taken: int,
         needed: list[int],
-        until: float,
     ) -> None:
-        """Leave everything as ``taken`` steps would have."""
+        """Leave everything but the clock as ``taken`` steps would have."""
         drafts, rows = self.settings.draft_tokens, len(seqs)
         with_status = bool(self.runner.statuses)
-        _, end = self._times(batch, tokens, taken, until, keep=True)
         if self._forced is not None:
             for seq in seqs:
-                self._forced.next_bonuses(seq.request_id, drafts, taken)
+                self._forced.skip(seq.request_id, taken)
         received = tokens[:, taken - 1].tolist()
         new_rows = []
         last_seen, last = bonus[:, taken - 1].tolist(), bonus[:, taken].tolist()
@@ -296,7 +289,7 @@ class CapacityEngine(LLMEngine):
         self.runner.outputs.popleft()
         if with_status:
             self.runner.statuses.popleft()
-        self.runner.expect(end, last, status=with_status)
+        self.runner.expect(self.clock.device_free, last, status=with_status)
         counters = self.counters
         counters.steps += taken
         counters.decode_steps += taken

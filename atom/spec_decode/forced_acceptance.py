@@ -14,7 +14,6 @@ with lengths that vary (DSpark) the mean is then lower than the setting.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Hashable
 from fractions import Fraction
@@ -71,22 +70,18 @@ class ForcedAcceptance:
         after = ((step + 1) * self._numerator + phase) // self._denominator
         return min(after - before, max(drafts, 0))
 
-    def next_bonuses(self, request: Hashable, drafts: int, steps: int) -> list[int]:
-        """Drafts of the request's next ``steps`` steps, as that many calls would give them."""
-        step, phase = self._steps.get(request, (0, -1))
-        if phase < 0:
-            return [self.next_bonus(request, drafts) for _ in range(steps)]
-        self._steps[request] = (step + steps, phase)
+    def upcoming(self, request: Hashable, drafts: int, steps: int) -> list[int]:
+        """What so many calls of :meth:`next_bonus` would give a request whose rhythm has begun."""
+        step, phase = self._steps[request]
         start, num, den = step * self._numerator + phase, self._numerator, self._denominator
-        sums = [value // den for value in range(start, start + steps * num + 1, num)]
+        sums = [(start + number * num) // den for number in range(steps + 1)]
         most = max(drafts, 0)
         return [min(after - before, most) for before, after in pairwise(sums)]
 
-    def copy(self) -> ForcedAcceptance:
-        """One that goes on from here by itself."""
-        other = copy.copy(self)
-        other._steps = dict(self._steps)
-        return other
+    def skip(self, request: Hashable, steps: int) -> None:
+        """Count so many steps of a request whose rhythm has begun."""
+        step, phase = self._steps[request]
+        self._steps[request] = (step + steps, phase)
 
     def forget(self, request: Hashable) -> None:
         """A request ended. Its identity may be used again, for a new rhythm."""

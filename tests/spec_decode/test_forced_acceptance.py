@@ -78,3 +78,15 @@ def test_impossible_lengths_are_refused(length: float) -> None:
         ForcedAcceptance(length, 3)
     with pytest.raises(BadInput):
         ForcedAcceptance(1.5, 0)
+
+
+@pytest.mark.parametrize("length", [1.0, 1.5, 2.32, 4.0])
+def test_what_is_upcoming_is_what_the_calls_give(length: float) -> None:
+    forced = ForcedAcceptance(length, 3)
+    for request in ("a", "b"):
+        forced.next_bonus(request, 3)
+    told = forced.upcoming("b", 3, 40)
+    assert told == forced.upcoming("b", 3, 40)
+    assert told[:25] == [forced.next_bonus("b", 3) for _ in range(25)]
+    forced.skip("b", 10)
+    assert told[35:] == forced.upcoming("b", 3, 5)
