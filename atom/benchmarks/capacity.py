@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pydantic import Field
@@ -21,8 +21,8 @@ from atom.benchmarks.capacity_engine import CapacityEngine
 from atom.benchmarks.capacity_machine import Machine
 from atom.benchmarks.capacity_rows import CapacityRow, row_of
 from atom.benchmarks.load_metrics import Phase, RequestRow, summarise
+from atom.benchmarks.session_load import SessionLoad, endless, first_turn
 from atom.benchmarks.session_model import Session, Turn, hash_of
-from atom.config import Settings
 from atom.errors import AtomError, BadInput
 from atom.model_engine.admission import RequestRefused
 from atom.model_engine.engine_settings import EngineSettings
@@ -30,43 +30,35 @@ from atom.model_engine.request_output import RequestOutput
 from atom.model_engine.sequence import SamplingParams
 
 
-class CapacityLoad(Settings):
-    """The load of one point."""
+class CapacityLoad(SessionLoad):
+    """The load of one point; its seconds are simulated ones."""
 
     concurrency: int = Field(32, ge=1, le=65536)
     """Live sessions at a time."""
 
     duration_seconds: float = Field(3600.0, gt=0, le=7 * 86400)
-    """Length of the profiling window, in simulated seconds."""
-
-    warmup_requests_per_lane: int = Field(1, ge=0, le=1000)
-    """Requests of each lane before the window starts."""
+    """Length of the profiling window."""
 
     seed: int = Field(42, ge=0, lt=2**63)
-    """Of the order of the sessions, and of where each lane starts."""
-
-    think_cap_seconds: float = Field(1.0, ge=0, le=86400)
-    """Longest pause before a request."""
-
-    start_least: float = Field(0.25, ge=0, le=1)
-    """Earliest place in its first session at which a lane starts, as a share of its requests."""
-
-    start_most: float = Field(0.75, ge=0, le=1)
-    """Latest such place."""
+    """Of the order of the sessions and of the places where lanes start."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One live session."""
+    """One live session; its name and its prompts go by the pass over the sessions."""
 
-    name: str
+    session: Session
     salt: str
-    turns: tuple[Turn, ...]
     turn: int
     sent: int = 0
     #: hashes of the prompt sent last, and what they were chained from
     chain: list[bytes] = field(default_factory=list)
     chained: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the session, and the pass over the sessions if it is not the first."""
+        return self.session.session_id + self.salt
 
 
 @dataclass(slots=True)
@@ -153,7 +145,7 @@ class Simulation:
         self.phase: Phase = "warmup"
         self.window_start = 0.0
         self._random = random.Random(load.seed)
-        self._supply = self._endless(list(sessions))
+        self._supply = endless(sessions, self._random)
         #: (time, order, lane): requests that will be sent
         self._due: list[tuple[float, int, _Lane]] = []
         self._order = itertools.count()
@@ -167,10 +159,9 @@ class Simulation:
         """Serve until the window is over."""
         load = self.load
         for _ in range(load.concurrency):
-            name, salt, turns = next(self._supply)
+            salt, session = next(self._supply)
             share = self._random.uniform(load.start_least, load.start_most)
-            start = min(int(share * len(turns)), len(turns) - 1)
-            self._plan(_Lane(name, salt, turns, start), 0.0)
+            self._plan(_Lane(session, salt, first_turn(session, share)), 0.0)
         if not load.warmup_requests_per_lane:
             self._start_window()
         while self._due or self._sent:
@@ -219,14 +210,6 @@ class Simulation:
             raise CapacityFault(f"{waiting} requests wait, none runs, and no copy is under way")
 
     # -- lanes
-    def _endless(self, order: list[Session]) -> Iterator[tuple[str, str, tuple[Turn, ...]]]:
-        """As the load's: a seeded order, over and over, each pass with another salt."""
-        self._random.shuffle(order)
-        for number in itertools.count():
-            suffix = f"#{number + 1}" if number else ""
-            for session in order:
-                yield session.session_id + suffix, suffix, session.turns
-
     def _plan(self, lane: _Lane, time: float) -> None:
         heapq.heappush(self._due, (time, next(self._order), lane))
 
@@ -241,18 +224,18 @@ class Simulation:
         """Plan the request behind the one that has just ended."""
         lane.turn += 1
         pause = 0.0
-        if lane.turn == len(lane.turns):
-            lane.name, lane.salt, lane.turns = next(self._supply)
+        if lane.turn == len(lane.session.turns):
+            lane.salt, lane.session = next(self._supply)
             lane.turn, lane.chained, lane.chain = 0, (), []
         else:
-            think = lane.turns[lane.turn].think_seconds
+            think = lane.session.turns[lane.turn].think_seconds
             pause = min(think, self.load.think_cap_seconds)
         self._plan(lane, self.clock.now + pause)
 
     def _send(self, lane: _Lane) -> None:
         if self.clock.now >= self._end:
             return
-        turn = lane.turns[lane.turn]
+        turn = lane.session.turns[lane.turn]
         params = SamplingParams(max_tokens=turn.output_tokens, temperature=0.0, ignore_eos=True)
         try:
             name = self.engine.add_request(

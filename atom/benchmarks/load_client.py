@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from atom.benchmarks.agentic_sessions import Session, Turn, prompt_token_ids
 from atom.benchmarks.load_exchange import (
@@ -24,10 +22,11 @@ from atom.benchmarks.load_exchange import (
     LoadClient,
     LoadFailure,
     LoadRefusal,
+    time_limit,
 )
 from atom.benchmarks.load_http import HttpClient
 from atom.benchmarks.load_metrics import LoadSummary, Outcome, Phase, RequestRow, summarise
-from atom.config import Settings
+from atom.benchmarks.session_load import SessionLoad, endless, first_turn
 from atom.entrypoints.async_engine import AsyncEngine, EngineStopped
 from atom.errors import AtomError, BadInput
 from atom.model_engine.admission import RequestRefused
@@ -48,32 +47,11 @@ __all__ = [
 _AFTER_FAILURE = 0.25
 
 
-class LoadSettings(Settings):
+class LoadSettings(SessionLoad):
     """Settings of one load."""
-
-    concurrency: int = Field(ge=1, le=65536)
-    """Live sessions at a time."""
-
-    duration_seconds: float = Field(gt=0, le=7 * 86400)
-    """Length of the profiling window."""
-
-    warmup_requests_per_lane: int = Field(1, ge=0, le=1000)
-    """Requests of each lane before the window starts."""
-
-    seed: int = Field(0, ge=0, lt=2**63)
-    """Of the order of the sessions and of the places where lanes start."""
 
     shuffle: bool = True
     """Whether the sessions' order is drawn, or is that of the traces."""
-
-    think_cap_seconds: float = Field(1.0, ge=0, le=86400)
-    """Longest pause before a request."""
-
-    start_least: float = Field(0.25, ge=0, le=1)
-    """Earliest place in its first session at which a lane starts, as a share of the requests."""
-
-    start_most: float = Field(0.75, ge=0, le=1)
-    """Latest such place; the defaults are the AgentX load's."""
 
     output_tokens: int | None = Field(None, ge=1, le=2**20)
     """Most tokens to generate a request; empty takes the session's."""
@@ -89,14 +67,6 @@ class LoadSettings(Settings):
 
     give_up_after: int = Field(100, ge=1, le=10**6)
     """Requests without an answer in a row after which the load ends."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.start_least > self.start_most:
-            raise ValueError(
-                f"start_least {self.start_least} is more than start_most {self.start_most}"
-            )
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +130,8 @@ class EngineClient:
             LoadFailure: it was refused or failed.
         """
         try:
-            async with asyncio.timeout(exchange.seconds):
+            async with time_limit(exchange):
                 await self._send(exchange)
-        except TimeoutError:
-            raise LoadFailure(f"no end of the answer within {exchange.seconds:g} s") from None
         except (RequestRefused, BadInput) as error:
             raise LoadRefusal(str(error)) from None
         except (AtomError, EngineStopped) as error:
@@ -244,7 +212,7 @@ class _Load:
         self.phase: Phase = "warmup"
         self.ended = "complete"
         self._random = random.Random(settings.seed)
-        self._supply = self._endless(list(sessions))
+        self._supply = endless(sessions, self._random if settings.shuffle else None)
         self._warming = settings.concurrency
         self._warm = asyncio.Event()
         self._over = asyncio.Event()
@@ -300,20 +268,11 @@ class _Load:
         self._start_phase("profiling")
         self._warm.set()
 
-    def _endless(self, order: list[Session]) -> Iterator[tuple[str, str, Session]]:
-        """Sessions over and over, each with its name and salt."""
-        if self.settings.shuffle:
-            self._random.shuffle(order)
-        for number in count():
-            suffix = f"#{number + 1}" if number else ""
-            for session in order:
-                yield session.session_id + suffix, self.settings.salt + suffix, session
-
     async def _lane(self) -> None:
         settings = self.settings
         share = self._random.uniform(settings.start_least, settings.start_most)
-        name, salt, session = next(self._supply)
-        start = min(int(share * len(session.turns)), len(session.turns) - 1)
+        suffix, session = next(self._supply)
+        start = first_turn(session, share)
         sent = 0
         while True:
             for number, turn in enumerate(session.turns[start:], start):
@@ -321,6 +280,7 @@ class _Load:
                     await self._pause(min(turn.think_seconds, settings.think_cap_seconds))
                 if self._over.is_set():
                     return
+                name, salt = session.session_id + suffix, settings.salt + suffix
                 outcome = await self._request(name, number, turn, salt)
                 sent += 1
                 if outcome != "ok":
@@ -330,7 +290,7 @@ class _Load:
                     if not self._warming:
                         self._start_window()
                     await self._warm.wait()
-            name, salt, session = next(self._supply)
+            suffix, session = next(self._supply)
             start = 0
 
     async def _pause(self, seconds: float) -> None:

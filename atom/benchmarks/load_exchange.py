@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +50,20 @@ class Exchange:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated: int = 0
+
+
+@asynccontextmanager
+async def time_limit(exchange: Exchange) -> AsyncIterator[None]:
+    """Hold what runs inside to the exchange's seconds.
+
+    Raises:
+        LoadFailure: it took longer.
+    """
+    try:
+        async with asyncio.timeout(exchange.seconds):
+            yield
+    except TimeoutError:
+        raise LoadFailure(f"no end of the answer within {exchange.seconds:g} s") from None
 
 
 class LoadClient(Protocol):

@@ -6,7 +6,6 @@ host names and keys before they reach a row.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -16,7 +15,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atom.benchmarks.load_exchange import VOCAB_SIZE, Exchange, LoadFailure, LoadRefusal
+from atom.benchmarks.load_exchange import (
+    VOCAB_SIZE,
+    Exchange,
+    LoadFailure,
+    LoadRefusal,
+    time_limit,
+)
 from atom.errors import BadInput
 
 if TYPE_CHECKING:
@@ -114,10 +119,8 @@ class HttpClient:
         import httpx
 
         try:
-            async with asyncio.timeout(exchange.seconds):
+            async with time_limit(exchange):
                 await self._send(exchange)
-        except TimeoutError:
-            raise LoadFailure(f"no end of the answer within {exchange.seconds:g} s") from None
         except httpx.ConnectError:
             raise LoadFailure("the server took no connection") from None
         except httpx.HTTPError as error:
