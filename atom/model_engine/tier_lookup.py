@@ -67,6 +67,11 @@ class Load:
     rest: int = 0
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether its content can be neither hit nor given up yet."""
+        return not self.published and not self.void
+
+    @property
     def entries(self) -> list[Entry]:
         """What it reads."""
         found = [entry for entry, _ in self.chunks]

@@ -88,7 +88,7 @@ class TieredBlockManager(BlockManager):
             load = self._look_up_and_load(seq, hit, num_tokens, spare)
             if load is None:
                 return hit
-        if not load.published and not load.void:
+        if load.is_awaited:
             if not self._is_idle:
                 return None
             # nothing else can run: what is launched now waits on the device, not here
@@ -129,7 +129,7 @@ class TieredBlockManager(BlockManager):
     def awaits_load(self, seq: Sequence) -> bool:
         """Whether a waiting request has a load on its way whose end was not seen."""
         load = self._loads.get(seq.request_id)
-        return load is not None and not load.published and not load.void
+        return load is not None and load.is_awaited
 
     @property
     def _is_idle(self) -> bool:
@@ -204,7 +204,7 @@ class TieredBlockManager(BlockManager):
         """The host saw its end."""
         self._landing.remove(load)
         self._copies_ended(load)
-        if not load.published and not load.void:
+        if load.is_awaited:
             self._publish_load(load)
         self.tier_counts.loaded_chunks += len(load.chunks)
         self.tier_counts.loaded_states += load.state is not None
