@@ -10,10 +10,10 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from atom.config import AllocatorBackend
+from atom.device.host_room import numa_node
 from atom.device.interface import DeviceKind
 from atom.errors import BadInput
 
@@ -381,10 +381,4 @@ def _numa_node(address: str | None) -> int | None:
         return None
     # NVML writes an eight-digit domain, sysfs a four-digit one.
     domain, _, rest = address.lower().partition(":")
-    path = Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node")
-    try:
-        node = int(path.read_text())
-    except (OSError, ValueError):
-        return None
-    # The kernel says -1 where the firmware names no node.
-    return node if node >= 0 else None
+    return numa_node(f"{domain[-4:]}:{rest}")

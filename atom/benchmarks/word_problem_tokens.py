@@ -8,7 +8,6 @@ number of processes.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -126,13 +125,13 @@ def _write(
     vocab: int,
     parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> None:
+    from atom.models.json_file import write_json
     from atom.models.training_data import save_arrays
 
     arrays = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     save_arrays(folder / PROBLEMS, *arrays)
     facts = {**settings.model_dump(), "tokens": len(arrays[0]), "tokenizer_tokens": vocab}
-    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-    (folder / SETTINGS).write_text(text, encoding="utf-8")
+    write_json(folder / SETTINGS, facts)
 
 
 def _encode(

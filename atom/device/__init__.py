@@ -16,9 +16,19 @@ __all__ = [
     "DeviceKind",
     "DeviceProperties",
     "Kernel",
+    "choose_device",
     "describe_devices",
     "open_device",
 ]
+
+
+def choose_device(choice: str) -> DeviceChoice:
+    """A choice as it is named; ``auto`` is the accelerator where there is one."""
+    if choice == "auto":
+        from atom.device.accelerator import why_no_accelerator
+
+        choice = "virtual" if why_no_accelerator() is not None else "accelerator"
+    return DeviceChoice(choice)
 
 
 def open_device(

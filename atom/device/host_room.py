@@ -66,10 +66,16 @@ def check_host_room(nbytes: int, what: str, root: Path = Path("/")) -> None:
         )
 
 
+def numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
+    """Memory node that a PCI device hangs on; ``None`` where the firmware names none."""
+    node = _number(root / "sys/bus/pci/devices" / pci_address / "numa_node")
+    return node if node is not None and node >= 0 else None
+
+
 def processors_near(pci_address: str, root: Path = Path("/")) -> frozenset[int]:
     """Processors of the memory node that a PCI device hangs on; empty where none is named."""
-    node = _number(root / "sys/bus/pci/devices" / pci_address / "numa_node")
-    if node is None or node < 0:
+    node = numa_node(pci_address, root)
+    if node is None:
         return frozenset()
     found: set[int] = set()
     with suppress(OSError, ValueError):

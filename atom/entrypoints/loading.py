@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from atom.config import DeviceChoice
-from atom.device import open_device
+from atom.device import choose_device, open_device
 from atom.device.interface import DeviceKind
 from atom.entrypoints.async_engine import Engine
 from atom.errors import BadInput
@@ -68,7 +67,7 @@ def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEng
             f"--max-model-len {settings.max_model_len}: the model was made for "
             f"{config.max_position_embeddings} positions"
         )
-    device = open_device(_choose(device_choice), seed=settings.seed)
+    device = open_device(choose_device(device_choice), seed=settings.seed)
     name = device.properties.name
     simulated = device.properties.kind is DeviceKind.VIRTUAL
     if simulated:
@@ -77,11 +76,3 @@ def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEng
             torch.set_num_threads(1)
     engine = load_engine(model, settings, device)
     return LoadedEngine(engine, settings, config.vocab_size, name, simulated)
-
-
-def _choose(choice: str) -> DeviceChoice:
-    from atom.device.accelerator import why_no_accelerator
-
-    if choice == "auto":
-        choice = "virtual" if why_no_accelerator() is not None else "accelerator"
-    return DeviceChoice(choice)

@@ -17,6 +17,7 @@ import torch
 
 from atom.errors import BadInput
 from atom.models.config_checks import DEFAULT_LAYERS, DTYPES, refuse_unrunnable
+from atom.models.json_file import write_json
 
 LINEAR = "linear_attention"
 FULL = "full_attention"
@@ -230,8 +231,7 @@ class ModelConfig:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` into an existing folder."""
-        text = json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
-        (Path(folder) / "config.json").write_text(text, encoding="utf-8")
+        write_json(Path(folder) / "config.json", self.to_dict())
 
 
 def layer_pattern(layers: int, interval: int) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ Digits are tokens of their own, each, so that numbers of any size are read and w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from atom.errors import BadInput
+from atom.models.json_file import write_json
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -73,6 +73,5 @@ def train_tokenizer(folder: str | Path, texts: Iterable[str], vocab_size: int) -
         "clean_up_tokenization_spaces": False,
         "model_max_length": 32768,
     }
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (path / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    write_json(path / "tokenizer_config.json", config)
     return int(tokenizer.get_vocab_size())

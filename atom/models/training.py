@@ -268,7 +268,11 @@ class Trainer:
         limit = began + seconds - _SAVE_SECONDS
         started: float | None = None
         budget = math.inf if budget_seconds is None else budget_seconds
-        progress = state.step / settings.steps if settings.steps else state.seconds / budget
+
+        def progressed() -> float:
+            return state.step / settings.steps if settings.steps else state.seconds / budget
+
+        progress = progressed()
         with _signals() as stopped:
             while progress < 1.0 and not stopped and time.monotonic() < limit:
                 losses = self.step(progress)
@@ -287,7 +291,7 @@ class Trainer:
                 if state.step % _CURVE_STEPS == 0 or state.step == settings.steps:
                     self._note(losses, progress, tell)
                 state.seconds = done_before + time.monotonic() - started
-                progress = state.step / settings.steps if settings.steps else state.seconds / budget
+                progress = progressed()
             self.save()
         done = progress >= 1.0 or (budget_seconds is None and not settings.steps and not stopped)
         tell(f"step {state.step}: {'done' if done else 'stopped; run again to go on'}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from atom.errors import BadInput
+from atom.models.json_file import write_json
 from atom.models.presets import count_parameters
 from atom.models.training import Trainer
 from atom.models.weights import write_checkpoint
@@ -47,11 +48,13 @@ def export(trainer: Trainer, data: Path, folder: Path) -> Path:
             writer = csv.DictWriter(file, list(curve[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows({k: f"{v:.6g}" for k, v in point.items()} for point in curve)
-    facts = training_facts(trainer, data)
-    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-    (folder / FACTS).write_text(text, encoding="utf-8")
-    (folder / CARD).write_text(card(facts), encoding="utf-8")
+    _write_facts(folder, training_facts(trainer, data))
     return folder
+
+
+def _write_facts(folder: Path, facts: dict[str, object]) -> None:
+    write_json(folder / FACTS, facts)
+    (folder / CARD).write_text(card(facts), encoding="utf-8")
 
 
 def training_facts(trainer: Trainer, data: Path) -> dict[str, object]:
@@ -89,9 +92,7 @@ def record_evaluation(folder: str | Path, evaluation: Mapping[str, object]) -> N
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: {error}; expected a model of atom.models.train") from None
     facts["evaluation"] = dict(evaluation)
-    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-    path.write_text(text, encoding="utf-8")
-    (Path(folder) / CARD).write_text(card(facts), encoding="utf-8")
+    _write_facts(Path(folder), facts)
 
 
 def card(facts: dict[str, object]) -> str:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atom.model_ops.gated_delta_rule import gdn_gating_reference, rms_norm_gated_reference
 from atom.model_ops.gated_delta_rule_chunked import l2_normalize
+from atom.model_ops.layer_norm import rms_norm_reference
 from atom.models.model_config import FULL, ModelConfig
 from atom.models.training_scan import scan
 
@@ -121,9 +123,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., size]`` in float32."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return wide * (1.0 + self.weight)
+        return rms_norm_reference(x.float(), self.weight, self.eps)
 
 
 class GatedNorm(nn.Module):
@@ -136,9 +136,7 @@ class GatedNorm(nn.Module):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """``[..., size]`` in float32."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return wide * self.weight * functional.silu(gate.float())
+        return rms_norm_gated_reference(x.float(), gate, self.weight, self.eps)
 
 
 class LinearAttention(nn.Module):
@@ -182,13 +180,13 @@ class LinearAttention(nn.Module):
         )
         mixed = functional.silu(mixed).to(qkvz.dtype)
         q, k, v = mixed.split([config.key_dim, config.key_dim, config.value_dim], dim=-1)
-        g = -self.A_log.exp() * functional.softplus(a.flatten(2).float() + self.dt_bias)
+        g, beta = gdn_gating_reference(a.flatten(2), b.flatten(2), self.A_log, self.dt_bias)
         output = gated_delta_rule(
             q.unflatten(-1, (keys, key)),
             k.unflatten(-1, (keys, key)),
             v.unflatten(-1, (heads, wide)),
             g,
-            b.flatten(2).float().sigmoid(),
+            beta,
         )
         output = self.norm(output, z.reshape(*z.shape[:2], heads, wide))
         mixed_out: Tensor = self.out_proj(output.to(qkvz.dtype).flatten(2))

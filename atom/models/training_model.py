@@ -8,10 +8,8 @@ drafts. Ids of accepted drafts are those of the text, so the text's are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,10 +87,10 @@ class TrainingModel(nn.Module):
             if not config.tie_word_embeddings:
                 self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
             self._initialise()
-        wrap = partial(torch.compile, dynamic=False) if compiled else _as_it_is
+        wrap = partial(torch.compile, dynamic=False) if compiled else lambda function: function
         # functions, not bound methods: all layers of a kind share one compilation
-        self._linear = wrap(_linear_layer)
-        self._full = wrap(_full_layer)
+        self._linear = wrap(TrainingLayer.linear)
+        self._full = wrap(TrainingLayer.full)
 
     def _initialise(self) -> None:
         layers = self.config.num_hidden_layers
@@ -202,20 +200,6 @@ class TrainingModel(nn.Module):
             name: value.detach().to("cpu", dtype).contiguous()
             for name, value in self.state_dict().items()
         }
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-def _linear_layer(layer: TrainingLayer, hidden: Tensor) -> Tensor:
-    return layer.linear(hidden)
-
-
-def _full_layer(
-    layer: TrainingLayer, hidden: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return layer.full(hidden, cos, sin)
 
 
 def _draft_pass(

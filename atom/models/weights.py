@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atom.errors import BadInput
 from atom.models.decoder_layer import Parts
+from atom.models.json_file import write_json
 from atom.models.model_config import ModelConfig
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
@@ -136,8 +137,7 @@ def write_checkpoint(
         places |= dict.fromkeys(shard, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
-    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    (Path(folder) / _INDEX).write_text(text, encoding="utf-8")
+    write_json(Path(folder) / _INDEX, index)
 
 
 def checkpoint_parts(model: Qwen3NextForCausalLM, mtp: Qwen3NextMTP | None) -> Parts:

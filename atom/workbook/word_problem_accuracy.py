@@ -54,9 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _evaluate(chosen: argparse.Namespace) -> int:
     from atom.benchmarks.word_problem_accuracy import AccuracySettings, evaluate, prompts_of_test
-    from atom.config import DeviceChoice
-    from atom.device import open_device
-    from atom.device.accelerator import why_no_accelerator
+    from atom.device import choose_device, open_device
     from atom.model_engine.engine_settings import EngineSettings
     from atom.models.model_config import ModelConfig
     from atom.models.training_card import record_evaluation
@@ -77,10 +75,8 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         },
         where="accuracy",
     )
-    device = chosen.device
-    if device == "auto":
-        device = "virtual" if why_no_accelerator() is not None else "accelerator"
-    opened = open_device(DeviceChoice(device))
+    device = choose_device(chosen.device)
+    opened = open_device(device)
     found = evaluate(chosen.model, opened, engine_settings, settings)
     total = len(found.outcomes)
     summary: dict[str, object] = {"model": Path(chosen.model).name, "items": total}
