@@ -42,6 +42,14 @@ def device(request: pytest.FixtureRequest) -> Device:
     return opened
 
 
+@pytest.fixture
+def same_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that others write here meanwhile makes a run one of other software."""
+    from atom.workbook import run_writer
+
+    monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Two threads on a busy machine wait for each other at every small operation of torch."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from atom.benchmarks.load_client import LoadResult, LoadSettings
+from atom.benchmarks.load_http import key_of
 from atom.benchmarks.load_metrics import LoadSummary, Phase, RequestRow, summarise
 from atom.errors import AtomError, BadInput
 
@@ -125,9 +126,7 @@ def run_agentx(
             raise BadInput(f"{name}: {folder} is no folder")
     if settings.output_tokens is not None:
         raise BadInput("output_tokens: the harness takes the traces' lengths; leave it empty")
-    key = None
-    if api_key_env is not None and not (key := os.environ.get(api_key_env)):
-        raise BadInput(f"api_key_env: the variable {api_key_env} is not set, or empty")
+    key = None if api_key_env is None else key_of(api_key_env)
     executable = find_agentx(program)
     longest = seconds or settings.duration_seconds + settings.grace_seconds + _BESIDES
     with tempfile.TemporaryDirectory(prefix="agentx-") as artifacts:

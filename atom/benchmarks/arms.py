@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
 from atom.errors import BadInput
+
+
+def is_wanted(only: Sequence[str], *names: str) -> bool:
+    """Whether one of the names is among ``only`` or fits a shell pattern there (empty: all)."""
+    return not only or any(fnmatchcase(name, pattern) for name in names for pattern in only)
 
 
 class _Named(Protocol):

@@ -97,7 +97,7 @@ class CapacityEngine(LLMEngine):
         manager = self._manager(settings, machine)
         scheduler = CapacityScheduler(scheduler_config(settings), manager, clock=self.clock)
         super().__init__(settings, scheduler, TimedRunner(machine, self.clock, settings))
-        self.leaps = self.leapt_steps = 0
+        self.leapt_steps = 0
 
     def _manager(self, settings: EngineSettings, machine: Machine) -> BlockManager:
         assert settings.num_kv_blocks is not None
@@ -297,5 +297,4 @@ class CapacityEngine(LLMEngine):
         if with_status:
             counters.drafted_tokens += drafts * rows * taken
             counters.accepted_tokens += int(bonus[:, :taken].sum())
-        self.leaps += 1
         self.leapt_steps += taken

@@ -76,7 +76,6 @@ class Prediction:
 
     throughput: float
     failed: float | None = None
-    ttft_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Surface:
             }
 
     def on_lattice(self, setup: Setup, figure: str, scales: _Array, memories: _Array) -> _Array:
-        """``throughput`` (its logarithm), ``failed`` or ``ttft``, ``[scales, memories]``."""
+        """``throughput`` (its logarithm) or ``failed``, ``[scales, memories]``."""
         places = np.stack(np.meshgrid(scales, memories, indexing="ij"), axis=-1)
         values: _Array = self._figures[setup][figure](places)
         return values
@@ -154,22 +153,16 @@ class Surface:
         """Figures of a setup with the fitted numbers."""
         place = (fit.byte_scale, fit.device_gb)
         figures = self._figures[setup]
-        throughput, failed, ttft = (figures[name](place).item() for name in _FIGURES)
+        throughput, failed = (figures[name](place).item() for name in _FIGURES)
         return Prediction(
             math.exp(throughput) / fit.slowness,
             failed if setup[1] is not None else None,
-            ttft * fit.slowness,
         )
-
-
-def _failed(row: CapacityRow) -> float:
-    return row.state_pairs_failed / max(row.state_pairs, 1)
 
 
 _FIGURES: Mapping[str, Callable[[CapacityRow], float]] = {
     "throughput": lambda row: math.log(row.effective_total_throughput),
-    "failed": _failed,
-    "ttft": lambda row: row.ttft_mean_seconds or 0.0,
+    "failed": lambda row: row.state_failure_rate or 0.0,
 }
 
 
@@ -177,7 +170,6 @@ def fit(
     surface: Surface,
     bare: Sequence[Observation],
     offload: Sequence[Observation],
-    noise: Noise | None = None,
 ) -> Fit:
     """The free numbers that fit.
 
@@ -185,9 +177,8 @@ def fit(
         surface: simulated figures.
         bare: hours without offload: they give the speed.
         offload: hours with offload that may be looked at.
-        noise: of the published figures.
     """
-    noise = noise or Noise()
+    noise = Noise()
     scales = np.linspace(surface.scales[0], surface.scales[-1], _LATTICE)
     memories = np.linspace(surface.memories[0], surface.memories[-1], _LATTICE)
     slow: _Array = np.zeros((_LATTICE, _LATTICE))

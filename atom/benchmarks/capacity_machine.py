@@ -7,8 +7,6 @@ from pydantic import Field
 from atom.config import Settings
 from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch
 
-_GIB = 2**30
-
 
 class Machine(Settings):
     """Costs and sizes of one GPU with its model. Times are of the device unless they say host.

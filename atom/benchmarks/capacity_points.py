@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from atom.benchmarks.agentic_sessions import Session, generate_sessions, load_traces
+from atom.benchmarks.arms import is_wanted
 from atom.benchmarks.capacity import CapacityLoad, simulate
 from atom.benchmarks.capacity_machine import Machine
 from atom.benchmarks.capacity_rows import CapacityRow
@@ -211,18 +211,15 @@ def build_points(settings: CapacitySettings) -> list[CapacityPoint]:
                         points[name] = CapacityPoint(
                             name, arm, int(sessions), pool or None, scale, memory, repeat
                         )
-    chosen = [one for one in points.values() if _is_chosen(one, settings.only)]
+    chosen = [
+        one for one in points.values() if is_wanted(settings.only, one.point_id, one.arm.name)
+    ]
     if not chosen:
         raise BadInput(
             f"only: no point has such a name; the first is {next(iter(points))}, arms are "
             + ", ".join(settings.arms)
         )
     return sorted(chosen, key=lambda one: -(one.pool_gib or 0.0))
-
-
-def _is_chosen(point: CapacityPoint, only: Sequence[str]) -> bool:
-    names = (point.point_id, point.arm.name)
-    return not only or any(fnmatchcase(name, text) for name in names for text in only)
 
 
 def read_sessions(settings: CapacitySettings) -> tuple[Session, ...]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atom.benchmarks.load_metrics import LoadSummary
 from atom.kv_transfer.pool_entry import EntryKind, PoolPolicy
+from atom.kv_transfer.tier_counts import Cause, count_name
 
 if TYPE_CHECKING:
     from atom.benchmarks.capacity import CapacityLoad
@@ -125,11 +126,11 @@ def row_of(
         lookup_tokens=count("lookup_tokens"),
         hit_tokens=count("hit_tokens"),
         state_loads=count("offload_loaded_states"),
-        state_load_failures=count(f"offload_failed_{EntryKind.STATE}_evicted"),
+        state_load_failures=count(count_name("failed", EntryKind.STATE, Cause.EVICTED)),
         state_pairs=count("offload_state_pairs"),
         state_pairs_failed=count("offload_state_pairs_failed"),
         kv_loads=count("offload_loaded_chunks"),
-        kv_load_failures=count(f"offload_failed_{EntryKind.KV}_evicted"),
+        kv_load_failures=count(count_name("failed", EntryKind.KV, Cause.EVICTED)),
         states_evicted=count(f"pool_{EntryKind.STATE}_evicted"),
         kv_evicted=count(f"pool_{EntryKind.KV}_evicted"),
         stored_bytes=count("offload_stored_bytes"),

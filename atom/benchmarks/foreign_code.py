@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from pydantic import Field
 
+from atom.benchmarks.arms import is_wanted
 from atom.benchmarks.foreign_programs import PROGRAMS, Program, programs_for
 from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow, Outcome
 from atom.config import DeviceChoice, Settings
@@ -70,12 +71,7 @@ def chosen(settings: ForeignSettings) -> list[Program]:
             raise BadInput(
                 f"no program {pattern!r} for {settings.device}; known: {'; '.join(known)}"
             )
-    patterns = settings.programs or ("*",)
-    return [
-        program
-        for name, program in known.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    ]
+    return [program for name, program in known.items() if is_wanted(settings.programs, name)]
 
 
 def measure(

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Self
@@ -108,6 +108,8 @@ class Server:
         self.ready_seconds: float | None = None
         #: where in the log its service begins: what came before says nothing of its end
         self._served_from = 0
+        #: the log up to here shows nothing wrong
+        self._clear_to = 0
         self._lease = PortLease()
         self.port = self._lease.port
         command = template.command(port=self.port, pool_gib=pool_gib, concurrency=concurrency)
@@ -220,10 +222,16 @@ class Server:
         """
         if self.exit_code is not None:
             raise self._failure(Outcome.CRASH)
-        found = self._sign()
+        start = max(self._clear_to, self._served_from)
+        with self.log.open("rb") as file:
+            file.seek(start)
+            fresh = file.read()
+        found = _sign(fresh.decode(errors="replace").splitlines())
         if found is not None:
             outcome, line = found
             raise ServerFailed(outcome, f"its log says: {line}", None)
+        # what was looked at is not looked at again, but for a line that is not whole yet
+        self._clear_to = start + fresh.rfind(b"\n") + 1
 
     def verdict(self, *, patience: float = 5.0) -> tuple[Outcome, str | None]:
         """How it stands after a load, before :meth:`end`.
@@ -282,7 +290,7 @@ class Server:
     def _failure(self, otherwise: Outcome) -> ServerFailed:
         """It ended by itself."""
         code = self._process.returncode
-        found = self._sign()
+        found = _sign(self._tail())
         detail = f"the server ended by itself: {exit_text(code)}"
         if found is not None:
             # before it served, only a lack of memory is no plain failure to start
@@ -290,14 +298,6 @@ class Server:
             return ServerFailed(otherwise if early else found[0], f"{detail}: {found[1]}", code)
         words = self.last_words()
         return ServerFailed(otherwise, f"{detail}{f': {words}' if words else ''}", code)
-
-    def _sign(self) -> tuple[Outcome, str] | None:
-        lines = self._tail()
-        for outcome, pattern in _SIGNS:
-            for line in lines:
-                if pattern.search(line):
-                    return outcome, _short(line)
-        return None
 
     def last_words(self) -> str:
         """The last line of its log that says something, of bounded length."""
@@ -308,6 +308,14 @@ class Server:
             file.seek(0, os.SEEK_END)
             file.seek(max(self._served_from, file.tell() - _TAIL_BYTES))
             return file.read().decode(errors="replace").splitlines()
+
+
+def _sign(lines: Sequence[str]) -> tuple[Outcome, str] | None:
+    for outcome, pattern in _SIGNS:
+        for line in lines:
+            if pattern.search(line):
+                return outcome, _short(line)
+    return None
 
 
 def _short(line: str) -> str:

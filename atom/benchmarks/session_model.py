@@ -90,7 +90,7 @@ def prompt_token_ids(turn: Turn, *, vocab_size: int, salt: str = "") -> list[int
             f"block_hashes: {len(turn.block_hashes)} blocks of {turn.block_tokens} tokens for a "
             f"prompt of {turn.input_tokens}"
         )
-    key = np.uint64(int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little"))
+    key = np.uint64(hash_of(salt))
     hashes = np.array(turn.block_hashes, dtype=np.uint64) ^ key
     places = np.arange(turn.block_tokens, dtype=np.uint64)
     mixed = _mixed(_mixed(hashes)[:, None] + places[None, :] * _GOLDEN)

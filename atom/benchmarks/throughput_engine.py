@@ -14,7 +14,7 @@ from torch import Tensor
 from atom.config import CopyProtocol
 from atom.device.interface import Event
 from atom.kv_transfer.pool_entry import EntryKind
-from atom.kv_transfer.tier_counts import Cause
+from atom.kv_transfer.tier_counts import Cause, count_name
 from atom.model_engine.llm_engine import LLMEngine
 from atom.model_engine.model_runner import ModelRunner
 from atom.model_engine.output_transfer import SpecStatusQueue, TokenIDProcessor
@@ -254,8 +254,7 @@ def cause_rows(stats: dict[str, float]) -> list[dict[str, Any]]:
 def _causes(stats: dict[str, float], word: str, kind: EntryKind) -> list[tuple[Cause, int]]:
     found = []
     for cause in Cause:
-        name = cause.value.replace(" ", "_").replace("-", "_")
-        number = int(stats.get(f"offload_{word}_{kind}_{name}", 0))
+        number = int(stats.get(count_name(word, kind, cause), 0))
         if number:
             found.append((cause, number))
     return found

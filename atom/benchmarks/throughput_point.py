@@ -267,9 +267,19 @@ def _outcome(
         return full, failure
     if not stopped:
         return Outcome.HANG, f"its engine did not stop within {_STOP_SECONDS:.0f} s"
-    said = next((row.error for row in result.rows if row.error), None)
     if stats.get("guard_errors", 0):
-        return Outcome.GUARD_ERROR, said
+        return Outcome.GUARD_ERROR, first_error(result)
+    return load_outcome(result)
+
+
+def first_error(result: LoadResult) -> str | None:
+    """What the first request that failed says; ``None`` when none did."""
+    return next((row.error for row in result.rows if row.error), None)
+
+
+def load_outcome(result: LoadResult) -> tuple[Outcome, str | None]:
+    """How a load ended whose server or engine lives, and the first error."""
+    said = first_error(result)
     if not result.summary.requests or result.ended != "complete":
         return Outcome.LOAD_FAILED, f"the load {result.ended}; first error: {said or 'none'}"
     return Outcome.OK, said

@@ -39,6 +39,7 @@ from atom.benchmarks.throughput_point import (
     Tell,
     first_line,
     load_fields,
+    load_outcome,
     load_settings,
     read_sessions,
     request_rows,
@@ -279,11 +280,8 @@ async def _watch(server: Server, silence: float) -> ServerFailed:
 
 
 def _outcome(server: Server | None, result: LoadResult) -> tuple[Outcome, str | None]:
-    said = next((row.error for row in result.rows if row.error), None)
     if server is not None:
         outcome, detail = server.verdict()
         if outcome is not Outcome.OK:
             return outcome, detail
-    if not result.summary.requests or result.ended != "complete":
-        return Outcome.LOAD_FAILED, f"the load {result.ended}; first error: {said or 'none'}"
-    return Outcome.OK, said
+    return load_outcome(result)

@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from itertools import product
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from atom.benchmarks.arms import is_wanted
 from atom.benchmarks.server_settings import ServerSettings
 from atom.config import CopyProtocol, DeviceChoice, GuardMode, Names
 from atom.errors import BadInput
@@ -19,6 +19,11 @@ from atom.kv_transfer.pool_entry import PoolPolicy
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
 
 GIB = 2**30
+#: settings that say which points there are, and nothing of how one runs
+GRID_FIELDS = (
+    *("concurrency", "pool_gib", "no_offload", "protocol", "offload_policy", "chunk_tokens"),
+    *("special", "central_concurrency", "crash_points", "heavy_points", "other_chunk_tokens"),
+)
 HOLD = "hold"
 UNPATCHED = "unpatched"
 
@@ -382,15 +387,11 @@ def build_points(settings: ThroughputSettings) -> list[ThroughputPoint]:
                 f"only: {pattern!r} fits no point; arms: {arms}; points look like "
                 f"{next(iter(points.values())).point_id}"
             )
-    return [
-        ThroughputPoint(point.arm, point.concurrency, point.pool_gib, point.repeat, order)
-        for order, point in enumerate(chosen)
-    ]
+    return [replace(point, order=order) for order, point in enumerate(chosen)]
 
 
 def _wanted(only: Sequence[str], point: ThroughputPoint) -> bool:
-    names = (point.arm.name, point.point_id)
-    return not only or any(fnmatchcase(name, pattern) for pattern in only for name in names)
+    return is_wanted(only, point.arm.name, point.point_id)
 
 
 def _parts(settings: ThroughputSettings) -> Iterator[list[ThroughputPoint]]:

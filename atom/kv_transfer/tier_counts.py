@@ -26,6 +26,12 @@ class Cause(StrEnum):
     NO_PREFIX = Refusal.NO_PREFIX.value  #: paired: the pool lost what it goes on from
 
 
+def count_name(what: str, kind: EntryKind, cause: Cause) -> str:
+    """Name of a count among the engine's statistics; ``what`` is ``failed`` or ``dropped``."""
+    name = cause.value.replace(" ", "_").replace("-", "_")
+    return f"offload_{what}_{kind}_{name}"
+
+
 @dataclass
 class TierCounts:
     """Totals since the start.
@@ -89,6 +95,5 @@ class TierCounts:
         }
         for what, counter in (("failed", self.failures), ("dropped", self.drops)):
             for (kind, cause), count in counter.items():
-                name = cause.value.replace(" ", "_").replace("-", "_")
-                counts[f"offload_{what}_{kind}_{name}"] = count
+                counts[count_name(what, kind, cause)] = count
         return counts

@@ -145,18 +145,18 @@ def python_command(program: str, words: list[str]) -> list[str] | None:
     if _PYTHON.fullmatch(name) or file == sys.executable:
         return words[1:]
     if name in ("sh", "bash", "dash", "zsh") and "-c" in words[:-1]:
-        inner = _split(words[words.index("-c") + 1])
-        starts = [n for n, word in enumerate(inner) if _PYTHON.fullmatch(os.path.basename(word))]
-        return inner[starts[0] + 1 :] if starts else None
+        return _behind_python(_split(words[words.index("-c") + 1]))
     if name == "env":
-        starts = [n for n, word in enumerate(words) if _PYTHON.fullmatch(os.path.basename(word))]
-        return words[starts[0] + 1 :] if starts else None
-    first = _first_line(file)
-    if not first:
-        return None
-    inner = _split(first)
-    starts = [n for n, word in enumerate(inner) if _PYTHON.fullmatch(os.path.basename(word))]
-    return [*inner[starts[0] + 1 :], file, *words[1:]] if starts else None
+        return _behind_python(words)
+    behind = _behind_python(_split(_first_line(file)))
+    return None if behind is None else [*behind, file, *words[1:]]
+
+
+def _behind_python(words: list[str]) -> list[str] | None:
+    for place, word in enumerate(words):
+        if _PYTHON.fullmatch(os.path.basename(word)):
+            return words[place + 1 :]
+    return None
 
 
 def _split(text: str) -> list[str]:

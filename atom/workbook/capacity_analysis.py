@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,7 +24,8 @@ from atom.benchmarks.capacity_rows import EXPERIMENT, CapacityRow
 from atom.errors import BadInput
 from atom.evidence import Evidence
 from atom.workbook.published_tables import load_published
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
+from atom.workbook.throughput_points import setting_text
 
 #: free numbers of the model beside those of each baseline
 FREE = {"capacity model": 3, "line in pool per session": 4, "share of the working set": 2}
@@ -55,8 +55,7 @@ def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
     problems: list[str] = []
     grid = remedies = None
     for folders in groups:
-        present = [name for name in folders if Path(name).is_dir()]
-        runs, more = load_runs(present, EXPERIMENT)
+        runs, more = load_runs(existing(folders), EXPERIMENT)
         problems += more
         usable = [r for r in runs if r.provenance.exit_state == "finished"]
         usable = [r for r in usable if r.provenance.evidence is Evidence.SIMULATED]
@@ -209,8 +208,7 @@ def study_sentences(found: Study) -> list[str]:
 
 def setup_text(setup: Setup) -> str:
     """Sessions and pool."""
-    pool = "no offload" if setup[1] is None else f"{setup[1]:g} GiB"
-    return f"{setup[0]} sessions, {pool}"
+    return setting_text(*setup)
 
 
 def _share_text(share: float | None) -> str:

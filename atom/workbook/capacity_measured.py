@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ from atom.evidence import Evidence
 from atom.kv_transfer.pool_entry import EntryKind
 from atom.kv_transfer.tier_counts import Cause
 from atom.workbook.race_analysis import label_of
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.throughput_outcomes import OURS
 
 #: simulating takes time: of a run, so many points
@@ -45,7 +44,7 @@ def check_recorded(*groups: Sequence[str]) -> RecordedCheck:
     """Simulate points of the newest hardware run of our engine; those asked for go first."""
     runs: list[Run] = []
     for folders in groups:
-        found, _ = load_runs([name for name in folders if Path(name).is_dir()], EXPERIMENT)
+        found, _ = load_runs(existing(folders), EXPERIMENT)
         runs = [run for run in found if _is_ours(run)]
         if runs:
             break

@@ -22,7 +22,7 @@ from atom.benchmarks.capacity_points import (
     read_sessions,
     run_point,
 )
-from atom.benchmarks.capacity_rows import CapacityRow
+from atom.benchmarks.capacity_rows import EXPERIMENT, CapacityRow
 from atom.benchmarks.session_model import Session
 from atom.config import DeviceChoice
 from atom.device import Device, DeviceKind
@@ -34,7 +34,6 @@ from atom.workbook.records import Run
 from atom.workbook.sweep_progress import SweepProgress
 from atom.workbook.throughput_remote import Elsewhere
 
-EXPERIMENT = "capacity"
 MODEL = "capacity model"
 #: the published setups in less than a minute
 _QUICK: dict[str, Any] = {"duration_seconds": 120.0, "sessions": 48}
@@ -47,6 +46,8 @@ class CapacitySweep(PointSweep[CapacitySettings]):
 
     command = "capacity"
     experiment = EXPERIMENT
+    settings = CapacitySettings
+    row_a_point = True
     table = "points"
     takes = frozenset({"processes", "traces"})
     why_not = "it simulates; see -p duration_seconds S and -p repeats N"
@@ -58,10 +59,6 @@ class CapacitySweep(PointSweep[CapacitySettings]):
             raise BadInput("sweep capacity is a model and runs on no accelerator")
         settings = CapacitySettings.parse(given, where="sweep capacity")
         return settings.with_defaults(_QUICK) if quick else settings
-
-    def recorded(self, settings: dict[str, Any], where: str) -> CapacitySettings:
-        """See :class:`PointSweep`."""
-        return CapacitySettings.parse(settings, where=where)
 
     def settings_from(
         self, arguments: argparse.Namespace, present: DeviceChoice | None = None
@@ -120,10 +117,6 @@ class CapacitySweep(PointSweep[CapacitySettings]):
                 "output_tokens_mean": round(sum(t.output_tokens for t in turns) / len(turns)),
             }
         }
-
-    def planned_rows(self, points: int) -> dict[str, int]:
-        """See :class:`PointSweep`."""
-        return {"points": points}
 
     def measure(
         self,

@@ -10,6 +10,7 @@ import pandas as pd
 
 from atom.benchmarks.engine_speed_rows import SpeedArm
 from atom.benchmarks.kernel_rows import Question
+from atom.benchmarks.throughput_settings import GRID_FIELDS
 from atom.errors import BadInput
 from atom.evidence import Evidence
 from atom.workbook import compare_throughput
@@ -27,10 +28,6 @@ _AMOUNT = (
 #: where a run goes, and which of its cells are there: what both have is compared
 _SCOPE = ("device", "device_profile", "only", "paths", "protocols", "memory", "token_budgets")
 _SCOPE_TOO = ("law_budgets", "batch_sizes", "channels", "queries")
-_SCOPE_OF_LOADS = (
-    *("concurrency", "pool_gib", "no_offload", "protocol", "offload_policy", "chunk_tokens"),
-    *("special", "central_concurrency", "crash_points", "heavy_points", "other_chunk_tokens"),
-)
 
 Rates = Iterator[tuple[str, int, int]]
 Ratios = Iterator[tuple[str, TimeRatio]]
@@ -49,7 +46,7 @@ class _Figures:
 def _conditions(run: Run) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"load": {}, "model": {}, "seed": {}, "settings": {}}
     for name, value in run.provenance.settings.items():
-        if name in (*_SCOPE, *_SCOPE_TOO, *_SCOPE_OF_LOADS):
+        if name in (*_SCOPE, *_SCOPE_TOO, *GRID_FIELDS):
             continue
         kind = "settings" if name in _AMOUNT else "seed" if name == "seed" else "load"
         found["model" if name in _MODEL else kind][name] = value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,14 +14,14 @@ from atom.evidence import Evidence
 from atom.lifetime.compare_detectors import expected_kinds, load_scenarios
 from atom.lifetime.detector_rows import EXPERIMENT, NULL_ARM, Detector, Result
 from atom.lifetime.sanitizer import sanitizer
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 
 NOTHING = "–"
 
 
 def recorded(folders: Sequence[str]) -> tuple[Run | None, list[str]]:
     """Of the finished comparisons on hardware with most rows, the newest; and what is damaged."""
-    runs, problems = load_runs([f for f in folders if Path(f).is_dir()], EXPERIMENT)
+    runs, problems = load_runs(existing(folders), EXPERIMENT)
     usable = [
         run
         for run in runs
@@ -67,7 +66,7 @@ def _sanitize(scenario: Any) -> dict[str, Any]:
 
 def detectors_table(run: Run) -> pd.DataFrame:
     """Counts a detector: caught, missed, false alarms, lines named, and its slow-down."""
-    rows, times = run.tables["detectors"], run.tables.get("slowdown", pd.DataFrame())
+    rows, slow = run.tables["detectors"], slow_downs(run)
     table = []
     for name in Detector:
         own = rows[[str(value) == str(name) for value in rows["detector"]]]
@@ -78,10 +77,6 @@ def detectors_table(run: Run) -> pd.DataFrame:
         ran = own["faulty"].astype(bool)[[result != str(Result.ABSENT) for result in results]]
         faulty, correct = int(ran.sum()), int((~ran).sum())
         caught_rows = own[[result == str(Result.CAUGHT) for result in results]]
-        slow = NOTHING
-        if len(times):
-            arm = times[[str(value) == str(name) for value in times["arm"]]]["slow_down"].dropna()
-            slow = f"{float(arm.median()):.2f}x" if len(arm) else NOTHING
         table.append(
             {
                 "detector": str(name),
@@ -92,7 +87,7 @@ def detectors_table(run: Run) -> pd.DataFrame:
                 "names the copy": _named(caught_rows["names_copy"]),
                 "names the free": _named(caught_rows["names_free"]),
                 "names the reuse": _named(caught_rows["names_reuse"]),
-                "decode step": slow,
+                "decode step": f"{slow[str(name)]:.2f}x" if str(name) in slow else NOTHING,
             }
         )
     return pd.DataFrame(table)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from atom.config import DeviceChoice
-from atom.device import Device, open_device
+from atom.device import Device
 from atom.lifetime.compare_detectors import (
     VIRTUAL_DETECTORS,
     DetectorSettings,
@@ -38,6 +38,7 @@ class DetectorSweep(PointSweep[DetectorSettings]):
 
     command = "detectors"
     experiment = EXPERIMENT
+    settings = DetectorSettings
     table = "detectors"
     why_not = "a program runs once under a detector; see -p repeats N for the timed decode loop"
     only = "scenarios"
@@ -48,10 +49,6 @@ class DetectorSweep(PointSweep[DetectorSettings]):
             given.setdefault("detectors", [str(detector) for detector in VIRTUAL_DETECTORS])
         settings = DetectorSettings.parse(given, where="sweep detectors")
         return settings.with_defaults(QUICK) if quick else settings
-
-    def recorded(self, settings: dict[str, Any], where: str) -> DetectorSettings:
-        """See :class:`PointSweep`."""
-        return DetectorSettings.parse(settings, where=where)
 
     def plan(self, settings: DetectorSettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
@@ -72,10 +69,6 @@ class DetectorSweep(PointSweep[DetectorSettings]):
                 for repeat in range(settings.repeats)
             ]
         return points
-
-    def open(self, settings: DetectorSettings) -> Device:
-        """See :class:`PointSweep`."""
-        return open_device(settings.device)
 
     def facts(self, ready: Any) -> dict[str, Any]:
         """See :class:`PointSweep`."""

@@ -27,7 +27,7 @@ from atom.benchmarks.engine_fault_arms import (
 from atom.config import CopyProtocol
 from atom.evidence import Evidence
 from atom.workbook.engine_fault_runs import record_engine_fault
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.sweep_progress import SweepProgress
 
 NOTHING = "–"
@@ -88,8 +88,7 @@ def gather_runs(
 
 
 def _finished(folders: Sequence[str]) -> tuple[list[Run], list[str]]:
-    present = [folder for folder in folders if Path(folder).is_dir()]
-    runs, problems = load_runs(present, EXPERIMENT)
+    runs, problems = load_runs(existing(folders), EXPERIMENT)
     kept = []
     for run in runs:
         state = run.provenance.exit_state

@@ -39,6 +39,8 @@ class EngineFaultSweep(PointSweep[EngineFaultSettings]):
 
     command = "engine-fault"
     experiment = EXPERIMENT
+    settings = EngineFaultSettings
+    row_a_point = True
     why_not = "an arm is one engine, run once"
 
     def parse(self, given: dict[str, Any], quick: bool) -> EngineFaultSettings:
@@ -48,10 +50,6 @@ class EngineFaultSweep(PointSweep[EngineFaultSettings]):
             return settings.with_defaults(ACCELERATOR | (QUICK_ACCELERATOR if quick else {}))
         return make_quick(settings) if quick else settings
 
-    def recorded(self, settings: dict[str, Any], where: str) -> EngineFaultSettings:
-        """See :class:`PointSweep`."""
-        return EngineFaultSettings.parse(settings, where=where)
-
     def plan(self, settings: EngineFaultSettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
         names = [point_id(arm, budget) for budget, arm in build_points(settings)]
@@ -60,10 +58,6 @@ class EngineFaultSweep(PointSweep[EngineFaultSettings]):
     def prepare(self, settings: EngineFaultSettings, device: Device) -> LoadedModel:
         """See :class:`PointSweep`."""
         return load_fault_model(settings, device)
-
-    def planned_rows(self, points: int) -> dict[str, int]:
-        """See :class:`PointSweep`."""
-        return {"arms": points}
 
     def measure(
         self,

@@ -39,15 +39,12 @@ class EngineSpeedSweep(PointSweep[EngineSpeedSettings]):
 
     command = "engine-speed"
     experiment = EXPERIMENT
+    settings = EngineSpeedSettings
     why_not = "see -p repeats N and -p steps N"
 
     def parse(self, given: dict[str, Any], quick: bool) -> EngineSpeedSettings:
         """See :class:`PointSweep`."""
         return sized(given, quick=quick)
-
-    def recorded(self, settings: dict[str, Any], where: str) -> EngineSpeedSettings:
-        """See :class:`PointSweep`."""
-        return EngineSpeedSettings.parse(settings, where=where)
 
     def plan(self, settings: EngineSpeedSettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""

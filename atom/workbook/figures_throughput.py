@@ -24,8 +24,9 @@ from atom.workbook.figures import (
     VERMILION,
     evidence_handle,
 )
-from atom.workbook.throughput_crashes import HOUR, CrashTimes, Step, Watched, survival
-from atom.workbook.throughput_points import LoadPoint, Ratio
+from atom.workbook.published_derived import CrashTimes
+from atom.workbook.throughput_crashes import HOUR, Step, Watched, survival
+from atom.workbook.throughput_points import LoadPoint, Ratio, pool_text
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,10 @@ def pool_styles(points: Sequence[LoadPoint]) -> dict[float | None, PoolStyle]:
     return looks
 
 
-def _pool_name(pool: float | None) -> str:
-    return "no offload" if pool is None else f"{pool:g} GiB"
-
-
 def _pool_handles(looks: dict[float | None, PoolStyle], used: set[float | None]) -> list[Line2D]:
     return [
         Line2D(
-            [], [], color=look.colour, marker=look.marker, ls=look.linestyle, label=_pool_name(pool)
+            [], [], color=look.colour, marker=look.marker, ls=look.linestyle, label=pool_text(pool)
         )
         for pool, look in looks.items()
         if pool in used

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
 from atom.benchmarks.foreign_code import EXPERIMENT
 from atom.benchmarks.foreign_rows import Outcome
 from atom.evidence import Evidence
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 
 NOTHING = "–"
 
 
 def newest(folders: Sequence[str]) -> Run | None:
     """Of the finished runs on hardware with most programs that ended, the newest; or ``None``."""
-    present = [folder for folder in folders if Path(folder).is_dir()]
-    runs, _ = load_runs(present, EXPERIMENT)
+    runs, _ = load_runs(existing(folders), EXPERIMENT)
     return max(
         (
             run

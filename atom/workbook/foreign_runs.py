@@ -7,7 +7,7 @@ from typing import Any
 
 from atom.benchmarks.foreign_code import EXPERIMENT, ForeignSettings, chosen, run_program
 from atom.benchmarks.foreign_rows import Outcome
-from atom.device import Device, open_device
+from atom.device import Device
 from atom.workbook.foreign_analysis import programs_table
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep
 from atom.workbook.records import Run
@@ -22,6 +22,8 @@ class ForeignSweep(PointSweep[ForeignSettings]):
 
     command = "foreign"
     experiment = EXPERIMENT
+    settings = ForeignSettings
+    row_a_point = True
     table = "programs"
     why_not = "a program runs once in a process; see -p steps N"
     only = "programs"
@@ -35,10 +37,6 @@ class ForeignSweep(PointSweep[ForeignSettings]):
             settings = settings.with_defaults({**QUICK, "programs": few})
         return settings
 
-    def recorded(self, settings: dict[str, Any], where: str) -> ForeignSettings:
-        """See :class:`PointSweep`."""
-        return ForeignSettings.parse(settings, where=where)
-
     def plan(self, settings: ForeignSettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
         return [
@@ -50,14 +48,6 @@ class ForeignSweep(PointSweep[ForeignSettings]):
             )
             for program in chosen(settings)
         ]
-
-    def open(self, settings: ForeignSettings) -> Device:
-        """See :class:`PointSweep`."""
-        return open_device(settings.device)
-
-    def planned_rows(self, points: int) -> dict[str, int]:
-        """See :class:`PointSweep`."""
-        return {"programs": points}
 
     def measure(
         self, settings: ForeignSettings, device: Device, ready: Any, done: Collection[str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,9 +17,8 @@ from atom.benchmarks.greedy_equality_rows import (
 from atom.benchmarks.greedy_equality_rows import quick as make_quick
 from atom.config import DeviceChoice
 from atom.device import Device
-from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
+from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep
 from atom.workbook.records import Run
-from atom.workbook.sweep_progress import SweepProgress
 
 #: model and precision on an accelerator
 ACCELERATOR: dict[str, Any] = {"model": "preset:m395", "precision": Precision.BFLOAT16}
@@ -33,6 +31,8 @@ class GreedyEqualitySweep(PointSweep[GreedyEqualitySettings]):
 
     command = "greedy-equality"
     experiment = EXPERIMENT
+    settings = GreedyEqualitySettings
+    row_a_point = True
     why_not = "an arm is one engine, run once"
 
     def parse(self, given: dict[str, Any], quick: bool) -> GreedyEqualitySettings:
@@ -41,10 +41,6 @@ class GreedyEqualitySweep(PointSweep[GreedyEqualitySettings]):
         if settings.device is DeviceChoice.ACCELERATOR:
             settings = settings.with_defaults(ACCELERATOR)
         return make_quick(settings) if quick else settings
-
-    def recorded(self, settings: dict[str, Any], where: str) -> GreedyEqualitySettings:
-        """See :class:`PointSweep`."""
-        return GreedyEqualitySettings.parse(settings, where=where)
 
     def plan(self, settings: GreedyEqualitySettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
@@ -56,10 +52,6 @@ class GreedyEqualitySweep(PointSweep[GreedyEqualitySettings]):
     def prepare(self, settings: GreedyEqualitySettings, device: Device) -> Models:
         """See :class:`PointSweep`."""
         return load_models(settings, device)
-
-    def planned_rows(self, points: int) -> dict[str, int]:
-        """See :class:`PointSweep`."""
-        return {"arms": points}
 
     def measure(
         self, settings: GreedyEqualitySettings, device: Device, ready: Models, done: Collection[str]
@@ -78,16 +70,6 @@ class GreedyEqualitySweep(PointSweep[GreedyEqualitySettings]):
 
 
 SWEEP = GreedyEqualitySweep()
-
-
-def record_greedy_equality(
-    settings: GreedyEqualitySettings,
-    root: str | Path,
-    progress: SweepProgress | None = None,
-    resume: str | Path | None = None,
-) -> Run:
-    """Run the experiment and record it; see :func:`record_points`."""
-    return record_points(SWEEP, settings, root, progress, resume)
 
 
 def unexpected(table: pd.DataFrame) -> list[str]:

@@ -37,6 +37,7 @@ class KernelSweep(PointSweep[KernelSpeedSettings]):
 
     command = "kernels"
     experiment = EXPERIMENT
+    settings = KernelSpeedSettings
     why_not = "it is one process; see -p repeats N"
     asks_for_device = False
 
@@ -46,10 +47,6 @@ class KernelSweep(PointSweep[KernelSpeedSettings]):
             raise BadInput("sweep kernels needs an accelerator: a virtual device has no speed")
         settings = KernelSpeedSettings.parse(given, where="sweep kernels")
         return make_quick(settings) if quick else settings
-
-    def recorded(self, settings: dict[str, Any], where: str) -> KernelSpeedSettings:
-        """See :class:`PointSweep`."""
-        return KernelSpeedSettings.parse(settings, where=where)
 
     def plan(self, settings: KernelSpeedSettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""

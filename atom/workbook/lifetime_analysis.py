@@ -18,7 +18,7 @@ from atom.lifetime.explore import Exploration
 from atom.workbook.lifetime_published import published_points
 from atom.workbook.lifetime_runs import record_lifetime
 from atom.workbook.notebook_progress import notebook_progress
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.run_choice import runs_beside
 from atom.workbook.sweep_progress import SweepProgress
 
@@ -71,8 +71,7 @@ def gather_runs(
         wanted = settings.lifetime(DeviceChoice.ACCELERATOR)
         runs = [record_lifetime(wanted, hardware_root, progress)]
     asked = {run.provenance.run_id for run in runs}
-    present = [folder for folder in settings.measured if Path(folder).is_dir()]
-    recorded, more = load_runs(present, EXPERIMENT)
+    recorded, more = load_runs(existing(settings.measured), EXPERIMENT)
     problems += more
     runs += [run for run in recorded if run.provenance.run_id not in asked]
     finished = []

@@ -27,6 +27,8 @@ class LifetimeSweep(PointSweep[LifetimeSettings]):
 
     command = "lifetime"
     experiment = EXPERIMENT
+    settings = LifetimeSettings
+    row_a_point = True
     table = "trials"
     takes = frozenset({"trials"})
     why_not = "it is one process; see --trials N"
@@ -37,10 +39,6 @@ class LifetimeSweep(PointSweep[LifetimeSettings]):
         if quick:
             given.setdefault("trials", QUICK_TRIALS)
         return LifetimeSettings.parse(given, where="sweep lifetime")
-
-    def recorded(self, settings: dict[str, Any], where: str) -> LifetimeSettings:
-        """See :class:`PointSweep`."""
-        return LifetimeSettings.parse(settings, where=where)
 
     def plan(self, settings: LifetimeSettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
@@ -53,10 +51,6 @@ class LifetimeSweep(PointSweep[LifetimeSettings]):
     def prepare(self, settings: LifetimeSettings, device: Device) -> Stream:
         """See :class:`PointSweep`."""
         return own_queue_stream(device, settings.park_seconds)
-
-    def planned_rows(self, points: int) -> dict[str, int]:
-        """See :class:`PointSweep`."""
-        return {"trials": points}
 
     def measure(
         self, settings: LifetimeSettings, device: Device, ready: Stream, done: Collection[str]

@@ -15,7 +15,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -88,8 +88,12 @@ class PointSweep(ABC, Generic[S]):
     command: ClassVar[str]
     #: key of the record tables
     experiment: ClassVar[str]
+    #: class of its settings
+    settings: ClassVar[type[Settings]]
     #: its rows' table
     table: ClassVar[str] = "arms"
+    #: whether every point gives that table one row
+    row_a_point: ClassVar[bool] = False
     #: of the options of some experiments (``OPTIONS``), those that it takes
     takes: ClassVar[frozenset[str]] = frozenset()
     #: why it takes no other
@@ -103,9 +107,9 @@ class PointSweep(ABC, Generic[S]):
     def parse(self, given: dict[str, Any], quick: bool) -> S:
         """Settings from those that were given. Raises ``BadInput``."""
 
-    @abstractmethod
     def recorded(self, settings: dict[str, Any], where: str) -> S:
         """Settings of a record. Raises ``BadInput``."""
+        return cast(S, self.settings.parse(settings, where=where))
 
     @abstractmethod
     def plan(self, settings: S) -> list[PlannedPoint]:
@@ -142,12 +146,10 @@ class PointSweep(ABC, Generic[S]):
 
     def open(self, settings: S) -> Device:
         """The device of the settings."""
-        if self.device_of(settings) is DeviceChoice.ACCELERATOR:
-            return open_device(DeviceChoice.ACCELERATOR)
         values = settings.model_dump()
-        return open_device(
-            DeviceChoice.VIRTUAL, profile=values["device_profile"], seed=values["seed"]
-        )
+        named = {"profile": "device_profile", "seed": "seed"}
+        given = {name: values[field] for name, field in named.items() if field in values}
+        return open_device(self.device_of(settings), **given)
 
     def prepare(self, settings: S, device: Device) -> Any:
         """What all points need: made before anything is recorded."""
@@ -159,7 +161,7 @@ class PointSweep(ABC, Generic[S]):
 
     def planned_rows(self, points: int) -> dict[str, int] | None:
         """Rows of a finished record by table, where the plan says how many."""
-        return None
+        return {self.table: points} if self.row_a_point else None
 
     def unexpected(self, run: Run) -> list[str]:
         """What is not as it must be: each is printed, and the exit code is 1."""
@@ -178,30 +180,61 @@ class PointSweep(ABC, Generic[S]):
             BadInput: unknown names, wrong values, options that this sweep has not, or options that
                 contradict ``--resume``.
         """
-        for name in OPTIONS:
-            if getattr(arguments, name, None) is not None and name not in self.takes:
-                raise BadInput(
-                    f"sweep {self.command} has no --{name.replace('_', '-')}: {self.why_not}"
-                )
-        given: dict[str, Any] = read_given(arguments.parameters, None)
-        if arguments.device is not None:
-            given["device"] = arguments.device
-        for name in ("seed", *sorted(self.takes)):
-            if getattr(arguments, name) is not None:
-                given[name] = getattr(arguments, name)
-        if arguments.only:
-            given[self.only] = list(arguments.only)
-        if arguments.resume is not None:
-            if given or arguments.quick:
-                names = ", ".join([*given, *(["quick"] if arguments.quick else [])])
-                raise BadInput(f"--resume takes the recorded settings; leave out: {names}")
-            known = read_provenance(Path(arguments.resume))
-            if known.experiment != self.experiment:
-                raise BadInput(f"{arguments.resume} is a run of {known.experiment}")
-            return self.recorded(known.settings, f"settings of {arguments.resume}")
+        given, known = given_settings(
+            arguments, self.command, self.experiment, self.takes, self.why_not, self.only
+        )
+        if known is not None:
+            return self.recorded(known, f"settings of {arguments.resume}")
         if present is not None:
             given.setdefault("device", present.value)
         return self.parse(given, arguments.quick)
+
+
+def given_settings(
+    arguments: argparse.Namespace,
+    command: str,
+    experiment: str,
+    takes: Collection[str],
+    why_not: str,
+    only: str = "only",
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What a command line says of settings.
+
+    Args:
+        arguments: parsed options of ``sweep``.
+        command: the word behind it.
+        experiment: key of its records.
+        takes: of ``OPTIONS``, those that it takes.
+        why_not: why it takes no other.
+        only: setting that ``--only`` fills.
+
+    Returns:
+        Values that were given, and those of the record that ``--resume`` names, or ``None``.
+
+    Raises:
+        BadInput: unknown names, options that this sweep has not, or ones that contradict
+            ``--resume``.
+    """
+    for name in OPTIONS:
+        if getattr(arguments, name, None) is not None and name not in takes:
+            raise BadInput(f"sweep {command} has no --{name.replace('_', '-')}: {why_not}")
+    given: dict[str, Any] = read_given(arguments.parameters, None)
+    if arguments.device is not None:
+        given["device"] = arguments.device
+    for name in ("seed", *sorted(takes)):
+        if getattr(arguments, name) is not None:
+            given[name] = getattr(arguments, name)
+    if arguments.only:
+        given[only] = list(arguments.only)
+    if arguments.resume is None:
+        return given, None
+    if given or arguments.quick:
+        names = ", ".join([*given, *(["quick"] if arguments.quick else [])])
+        raise BadInput(f"--resume takes the recorded settings; leave out: {names}")
+    known = read_provenance(Path(arguments.resume))
+    if known.experiment != experiment:
+        raise BadInput(f"{arguments.resume} is a run of {known.experiment}")
+    return given, known.settings
 
 
 def record_points(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,7 +17,7 @@ from atom.evidence import Evidence
 from atom.workbook.claim_model import Claim
 from atom.workbook.engine_speed_analysis import MET, MISSED, OPEN, ArmSpeed, Goal, Ratio
 from atom.workbook.kernel_analysis import BASES, ArmSummary
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 
 NOTHING = "–"
 KERNELS, SPEED = "kernels", "engine_speed"
@@ -64,8 +63,7 @@ def gather_runs(records: Sequence[str], measured: Sequence[str]) -> CostRuns:
     for experiment in (KERNELS, SPEED):
         chosen = None
         for folders in (records, measured):
-            present = [folder for folder in folders if Path(folder).is_dir()]
-            runs, more = load_runs(present, experiment)
+            runs, more = load_runs(existing(folders), experiment)
             problems += more
             usable = []
             for run in runs:

@@ -121,23 +121,50 @@ class Exposure:
     fixed: float
 
 
-def crash_exposure() -> Exposure:
-    """Exposure of the first machine's unfixed runs and of the fixed ones, in hours."""
+@dataclass(frozen=True)
+class CrashTimes:
+    """When the unfixed runs of the first machine ended.
+
+    Attributes:
+        likely: if the two times that are given roughly belong to two of the listed runs; then the
+            printed shortest and longest are the other two.
+        earliest, latest: with those two anywhere between the printed ends.
+        runs: unfixed runs.
+    """
+
+    likely: tuple[float, ...]
+    earliest: tuple[float, ...]
+    latest: tuple[float, ...]
+    runs: int
+
+
+def crash_times() -> CrashTimes:
+    """Times of the published crashes of the first machine, as far as they are printed."""
     table = load_published("crash_history")
     first = table[table["site"] == "first"]
     crashed = first[first["outcome"] == "crashed"]
-    completed = first[first["outcome"] == "completed"]["minutes_high"].sum()
+    rough = sorted(crashed[crashed["minutes_basis"] == "about"]["minutes_low"].astype(float))
     shortest = environment_value("fault", "shortest time to a crash")
     longest = environment_value("fault", "longest time to a crash")
-    others = len(crashed) - 2
-    known = crashed[crashed["minutes_basis"] == "about"]["minutes_low"].sum()
-    fixed = table[(table["site"] == "second") & (table["outcome"] == "completed")]
-    return Exposure(
-        unfixed=float(known + shortest + longest + completed) / 60,
-        unfixed_low=float(shortest + longest + others * shortest + completed) / 60,
-        unfixed_high=float(shortest + longest + others * longest + completed) / 60,
-        fixed=float(fixed["minutes_low"].sum()) / 60,
+    free = len(crashed) - 2
+    return CrashTimes(
+        likely=tuple(sorted([shortest, *rough, longest])),
+        earliest=tuple(sorted([shortest, *[shortest] * free, longest])),
+        latest=tuple(sorted([shortest, *[longest] * free, longest])),
+        runs=int(first["runs"].sum()),
     )
+
+
+def crash_exposure() -> Exposure:
+    """Exposure of the first machine's unfixed runs and of the fixed ones, in hours."""
+    table, times = load_published("crash_history"), crash_times()
+    completed = table[table["outcome"] == "completed"]
+    whole = completed[completed["site"] == "first"]["minutes_high"].sum()
+    fixed = completed[completed["site"] == "second"]["minutes_low"].sum()
+    likely, least, most = (
+        float(sum(minutes) + whole) / 60 for minutes in (times.likely, times.earliest, times.latest)
+    )
+    return Exposure(likely, least, most, fixed=float(fixed) / 60)
 
 
 def version_matrix() -> pd.DataFrame:

@@ -10,7 +10,7 @@ from atom.errors import BadInput
 from atom.evidence import Evidence
 from atom.workbook.notebook_progress import notebook_progress
 from atom.workbook.race_analysis import most_complete
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.run_choice import runs_beside
 from atom.workbook.sweeps import EXPERIMENT, SweepProgress, run_race
 
@@ -71,8 +71,7 @@ def gather_runs(
             raise BadInput("records: no usable run of the race:\n" + "\n".join(problems))
     elif settings.device is DeviceChoice.ACCELERATOR:
         runs = [run_race(settings.race(DeviceChoice.ACCELERATOR), hardware_root, progress)]
-    present = [folder for folder in settings.measured if Path(folder).is_dir()]
-    recorded, more = load_runs(present, EXPERIMENT)
+    recorded, more = load_runs(existing(settings.measured), EXPERIMENT)
     problems += more
     known = {run.provenance.run_id for run in runs}
     runs += [run for run in recorded if run.provenance.run_id not in known]

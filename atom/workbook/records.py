@@ -157,6 +157,11 @@ def load_runs(folders: Sequence[str | Path], experiment: str) -> tuple[list[Run]
     return sorted(runs.values(), key=lambda run: run.provenance.run_id), problems
 
 
+def existing(folders: Sequence[str]) -> list[str]:
+    """Those that are there: where nobody has recorded anything yet there is no folder."""
+    return [folder for folder in folders if Path(folder).is_dir()]
+
+
 def check_folder(path: str | Path) -> list[str]:
     """Problems of a run folder, or of all runs below a folder; empty means none."""
     folder = Path(path)

@@ -25,13 +25,12 @@ from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
 from atom.benchmarks.race_estimate import estimate_seconds
 from atom.benchmarks.race_plan import build_jobs, quick
 from atom.config import DeviceChoice, RaceSettings
-from atom.errors import BadInput, DeviceError
+from atom.errors import DeviceError
 from atom.workbook.kernels import refuse_unwritable
-from atom.workbook.parameters import read_given
-from atom.workbook.point_sweep import PointSweep, run_sweep
+from atom.workbook.point_sweep import PointSweep, given_settings, run_sweep
 from atom.workbook.provenance import collect_provenance
 from atom.workbook.records import Run, load_run
-from atom.workbook.run_writer import RunWriter, read_provenance
+from atom.workbook.run_writer import RunWriter
 from atom.workbook.sweep_control import (
     INTERRUPTED,
     SweepInterrupted,
@@ -287,26 +286,12 @@ def settings_from(arguments: argparse.Namespace) -> RaceSettings:
     Raises:
         BadInput: unknown names, wrong values, or options that contradict ``--resume``.
     """
-    for name in ("gpus", "scheduler", "traces", "server_command", "base_url", "client"):
-        if getattr(arguments, name) is not None:
-            flag = name.replace("_", "-")
-            raise BadInput(f"sweep race has no --{flag}: its processes share one GPU in turn")
-    given: dict[str, Any] = read_given(arguments.parameters, None)
-    if arguments.device is not None:
-        given["device"] = arguments.device
-    for name in ("trials", "processes", "seed"):
-        if getattr(arguments, name) is not None:
-            given[name] = getattr(arguments, name)
-    if arguments.only:
-        given["only"] = list(arguments.only)
-    if arguments.resume is not None:
-        if given or arguments.quick:
-            names = ", ".join([*given, *(["quick"] if arguments.quick else [])])
-            raise BadInput(f"--resume takes the recorded settings; leave out: {names}")
-        recorded = read_provenance(Path(arguments.resume))
-        if recorded.experiment != EXPERIMENT:
-            raise BadInput(f"{arguments.resume} is a run of {recorded.experiment}")
-        return RaceSettings.parse(recorded.settings, where=f"settings of {arguments.resume}")
+    given, known = given_settings(
+        *(arguments, "race", EXPERIMENT, ("processes", "trials")),
+        "its processes share one GPU in turn",
+    )
+    if known is not None:
+        return RaceSettings.parse(known, where=f"settings of {arguments.resume}")
     if "device" not in given:
         given["device"] = _present_device().value
     settings = RaceSettings.parse(given, where="sweep race")

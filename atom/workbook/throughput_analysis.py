@@ -17,6 +17,7 @@ from atom.workbook.records import Run
 from atom.workbook.throughput_points import (
     LoadPoint,
     Spread,
+    pool_text,
     pooled_spread,
     published_spread,
     with_ratios,
@@ -248,7 +249,7 @@ def mean_of(values: Iterable[float | None]) -> float | None:
 def value_text(name: str, value: Any) -> str:
     """A value of a column in words: ``32 sessions``, ``no offload``, ``256``."""
     if name == "pool_gib":
-        return "no offload" if value is None else f"{value:g} GiB"
+        return pool_text(value)
     if name == "concurrency":
         return f"{value} sessions"
     if isinstance(value, bool):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from atom.benchmarks.throughput_settings import GIB
 from atom.config import Front
 from atom.device.profiles import find_profile
 from atom.workbook.records import Run
@@ -20,7 +21,6 @@ from atom.workbook.statistics import bootstrap_ratio
 from atom.workbook.throughput_analysis import NOTHING, Row, is_ok
 
 PREFILL, DECODE, COPY, IDLE = "prefill", "decode", "host copy", "idle"
-_GIB = 2**30
 #: least share of the time that a resource is busy for a point to be called bound by it
 BOUND_SHARE = 0.5
 
@@ -153,7 +153,7 @@ class Scale:
 
     def pool_over_working_set(self, pool_gib: float, concurrency: int) -> float:
         """How much of the working set the pool holds."""
-        return pool_gib * _GIB / self.working_sets[concurrency]
+        return pool_gib * GIB / self.working_sets[concurrency]
 
 
 def scale_of(rows: Sequence[Row]) -> Scale | None:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from atom.workbook.published_derived import crash_exposure, environment_value
+from atom.workbook.published_derived import (
+    crash_exposure,
+)
+from atom.workbook.published_derived import crash_times as crash_times  # beside the watches
 from atom.workbook.published_tables import load_published
 from atom.workbook.statistics import exact_interval, poisson_interval, poisson_ratio_interval
 
@@ -45,40 +48,6 @@ def survival(minutes: Sequence[float], runs: int) -> list[Step]:
     for minute in sorted(minutes):
         steps.append(Step(minute, steps[-1].alive - 1, runs))
     return steps
-
-
-@dataclass(frozen=True)
-class CrashTimes:
-    """When the unfixed runs of the first machine ended.
-
-    Attributes:
-        likely: if the two times that are given roughly belong to two of the listed runs; then the
-            printed shortest and longest are the other two.
-        earliest, latest: with those two anywhere between the printed ends.
-        runs: unfixed runs.
-    """
-
-    likely: tuple[float, ...]
-    earliest: tuple[float, ...]
-    latest: tuple[float, ...]
-    runs: int
-
-
-def crash_times() -> CrashTimes:
-    """Times of the published crashes of the first machine, as far as they are printed."""
-    table = load_published("crash_history")
-    first = table[table["site"] == "first"]
-    crashed = first[first["outcome"] == "crashed"]
-    rough = sorted(crashed[crashed["minutes_basis"] == "about"]["minutes_low"].astype(float))
-    shortest = environment_value("fault", "shortest time to a crash")
-    longest = environment_value("fault", "longest time to a crash")
-    free = len(crashed) - 2
-    return CrashTimes(
-        likely=tuple(sorted([shortest, *rough, longest])),
-        earliest=tuple(sorted([shortest, *[shortest] * free, longest])),
-        latest=tuple(sorted([shortest, *[longest] * free, longest])),
-        runs=int(first["runs"].sum()),
-    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,16 @@ Ratio = tuple[float, float, float]
 _FEWEST = 3
 
 
+def pool_text(pool_gib: float | None) -> str:
+    """A CPU pool in words: ``160 GiB`` or ``no offload``."""
+    return "no offload" if pool_gib is None else f"{pool_gib:g} GiB"
+
+
+def setting_text(concurrency: int, pool_gib: float | None) -> str:
+    """``32 sessions, 160 GiB`` or ``32 sessions, no offload``."""
+    return f"{concurrency} sessions, {pool_text(pool_gib)}"
+
+
 @dataclass(frozen=True)
 class LoadPoint:
     """One setting of a load; means over its repeats. ``None`` where it is not known.
@@ -59,8 +69,7 @@ class LoadPoint:
     @property
     def setting(self) -> str:
         """``32 sessions, 160 GiB`` or ``32 sessions, no offload``."""
-        pool = "no offload" if self.pool_gib is None else f"{self.pool_gib:g} GiB"
-        return f"{self.concurrency} sessions, {pool}"
+        return setting_text(self.concurrency, self.pool_gib)
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,7 @@ def points_table(points: Sequence[LoadPoint]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "sessions": one.concurrency,
-            "pool": "no offload" if one.pool_gib is None else f"{one.pool_gib:g} GiB",
+            "pool": pool_text(one.pool_gib),
             "runs": one.runs,
             "tok/s": f"{one.throughput:,.0f}",
             "over no offload": ratio_text(one.ratio),

@@ -23,7 +23,7 @@ from atom.benchmarks.throughput_settings import (
     build_points,
 )
 from atom.config import DeviceChoice
-from atom.device import Device, open_device
+from atom.device import Device
 from atom.device.interface import DeviceKind
 from atom.errors import BadInput
 from atom.model_engine.engine_builder import PRESET
@@ -114,6 +114,8 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
 
     command = "throughput"
     experiment = EXPERIMENT
+    settings = ThroughputSettings
+    row_a_point = True
     table = "points"
     takes = frozenset({"gpus", "scheduler", "traces", "client", *UNRECORDED})
     why_not = "a point is one process; see -p repeats N"
@@ -134,10 +136,6 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             for name in _OF_THE_GRID:
                 defaults.pop(name, None)
         return ThroughputSettings.parse({**defaults, **given}, where="sweep throughput")
-
-    def recorded(self, settings: dict[str, Any], where: str) -> ThroughputSettings:
-        """See :class:`PointSweep`."""
-        return ThroughputSettings.parse(settings, where=where)
 
     def settings_from(
         self, arguments: argparse.Namespace, present: DeviceChoice | None = None
@@ -191,9 +189,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             return cast(Device, Elsewhere(accelerator_properties(0)))
         if settings.serves:
             return cast(Device, Elsewhere(server_properties()))
-        return open_device(
-            DeviceChoice.VIRTUAL, profile=settings.device_profile, seed=settings.seed
-        )
+        return super().open(settings)
 
     def prepare(self, settings: ThroughputSettings, device: Device) -> Ready:
         """See :class:`PointSweep`."""
@@ -233,10 +229,6 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
                 "block_tokens": ready.traces.block_tokens,
             }
         }
-
-    def planned_rows(self, points: int) -> dict[str, int]:
-        """See :class:`PointSweep`."""
-        return {"points": points}
 
     def measure(
         self,

@@ -13,7 +13,12 @@ from pydantic import BaseModel, Field
 
 from atom.benchmarks.throughput_point import run_point
 from atom.benchmarks.throughput_rows import EXPERIMENT
-from atom.benchmarks.throughput_settings import ThroughputPoint, ThroughputSettings, build_points
+from atom.benchmarks.throughput_settings import (
+    GRID_FIELDS,
+    ThroughputPoint,
+    ThroughputSettings,
+    build_points,
+)
 from atom.config import ThroughputNotebookSettings
 from atom.device import Device
 from atom.device.profiles import DeviceProfile, find_profile
@@ -21,7 +26,7 @@ from atom.device.virtual import VirtualDevice
 from atom.evidence import Evidence
 from atom.workbook.notebook_progress import notebook_progress
 from atom.workbook.point_sweep import Measured, record_points
-from atom.workbook.records import Run, load_runs
+from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.sweep_progress import SweepProgress
 from atom.workbook.throughput_outcomes import OURS
 from atom.workbook.throughput_results import tables_of
@@ -109,7 +114,7 @@ class SimulatedSweep(ThroughputSweep):
     def _point(
         self, settings: ThroughputSettings, point: ThroughputPoint, ready: Ready
     ) -> dict[str, Sequence[BaseModel]]:
-        told: dict[str, Any] = {}
+        told: dict[str, Any] = {"cold_start": "engine"}
         began = time.monotonic()
         # a kernel's thread has an event loop that runs, and a point needs one of its own
         with ThreadPoolExecutor(1) as pool:
@@ -128,9 +133,7 @@ class SimulatedSweep(ThroughputSweep):
             "timed_out": False,
             "last_words": "",
         }
-        tables = dict(tables_of(settings, point, end, settings.duration_seconds))
-        rows = [row.model_copy(update={"cold_start": "engine"}) for row in tables["points"]]
-        return {**tables, "points": rows}
+        return dict(tables_of(settings, point, end, settings.duration_seconds))
 
 
 SWEEP = SimulatedSweep()
@@ -166,8 +169,8 @@ def gather_runs(
         progress: told what it does; by default the runner that executes the notebook.
     """
     asked, problems = _usable(settings.records, EXPERIMENT)
-    # what is named has to be there; where nobody has recorded anything yet there is no folder
-    present = [name for name in settings.measured if Path(name).is_dir()]
+    # what is named in records has to be there
+    present = existing(settings.measured)
     beside, more = _usable(present, EXPERIMENT)
     problems += more
     known = [run for run in asked if run.provenance.evidence is Evidence.SIMULATED]
@@ -216,25 +219,10 @@ def _hardware(runs: Sequence[Run]) -> list[Run]:
 
 #: settings that another part of one experiment may have of its own
 _OWN = frozenset(
-    {
-        "concurrency",
-        "pool_gib",
-        "no_offload",
-        "protocol",
-        "offload_policy",
-        "chunk_tokens",
-        "repeats",
-        "special",
-        "central_concurrency",
-        "central_repeats",
-        "crash_points",
-        "heavy_points",
-        "other_chunk_tokens",
-        "only",
-        "budget_seconds",
-        "setup_seconds",
-        "time_limit_seconds",
-    }
+    (
+        *(*GRID_FIELDS, "repeats", "central_repeats", "only"),
+        *("budget_seconds", "setup_seconds", "time_limit_seconds"),
+    )
 )
 
 

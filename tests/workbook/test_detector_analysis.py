@@ -15,7 +15,7 @@ from atom.errors import DeviceError
 from atom.evidence import Evidence
 from atom.lifetime import compare_detectors
 from atom.lifetime.detector_rows import NULL_ARM, Detector, DetectorRow, Result, SlowdownRow
-from atom.workbook import detector_analysis, detector_runs, run_writer
+from atom.workbook import detector_analysis, detector_runs
 from atom.workbook.provenance import collect_provenance
 from atom.workbook.records import Run, load_run
 from atom.workbook.run_writer import RunWriter
@@ -148,10 +148,10 @@ def test_what_is_not_as_it_must_be_is_said(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("same_commit")
 def test_a_sweep_goes_on_behind_the_programs_that_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
     ran: list[str] = []
 
     def process(command: Sequence[str], *_: Any) -> tuple[int, str, float]:

@@ -17,7 +17,6 @@ from atom.benchmarks.kernel_rows import KernelArm
 from atom.benchmarks.kernel_speed import KernelSpeedSettings, build_points
 from atom.config import DeviceChoice
 from atom.errors import BadInput, DeviceError
-from atom.workbook import run_writer
 from atom.workbook.point_sweep import Measured, PointSweep
 from atom.workbook.records import check_folder, load_run
 from atom.workbook.run_writer import read_provenance
@@ -39,10 +38,7 @@ SMALLER: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def same_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that others write here meanwhile makes a run one of other software."""
-    monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
+pytestmark = pytest.mark.usefixtures("same_commit")
 
 
 def sweep_of(name: str) -> PointSweep[Any]:

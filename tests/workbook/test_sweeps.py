@@ -89,12 +89,6 @@ def wait_for_points(root: Path, count: int) -> Path:
     raise AssertionError("no point was written in time")
 
 
-@pytest.fixture
-def same_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that lands in this checkout between a run and its resumption is not this test's."""
-    monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
-
-
 @pytest.mark.usefixtures("same_commit")
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_sweep_resumes_where_it_was(tmp_path: Path, stop: signal.Signals) -> None:

@@ -21,7 +21,6 @@ from atom.__main__ import main
 from atom.benchmarks.throughput_rows import Outcome, ThroughputRow
 from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
 from atom.errors import BadInput, DeviceError
-from atom.workbook import run_writer
 from atom.workbook.records import check_folder, load_run
 from atom.workbook.run_writer import RunWriter, read_provenance
 from atom.workbook.throughput_dask import (
@@ -44,11 +43,10 @@ ONE_TRACE = json.dumps(
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Points end at once; and nothing that others write here makes a run one of other software."""
+def fake(monkeypatch: pytest.MonkeyPatch, same_commit: None) -> None:
+    """Points end at once."""
     monkeypatch.setattr(ThroughputSweep, "process", COMMAND)
     monkeypatch.setattr(ThroughputSweep, "refuse_no_model", lambda self, name: None)
-    monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
 
 
 def settings(does: str = "ok", **values: Any) -> ThroughputSettings:
