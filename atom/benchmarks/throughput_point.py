@@ -25,6 +25,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from atom.benchmarks.throughput_process import (
     LOAD_FAILED,
     OUT_OF_MEMORY,
     START_FAILED,
+    pass_gate,
     prepare_for_end,
 )
 from atom.benchmarks.throughput_rows import Outcome
@@ -127,6 +129,7 @@ def run_point(
     model: LoadedModel | None = None,
     traces: Traces | None = None,
     device: Device | None = None,
+    gate: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run one point in this process, and tell all that becomes known of it.
 
@@ -139,6 +142,7 @@ def run_point(
         model: already loaded weights.
         traces: already read sessions.
         device: already open.
+        gate: called when the engine is ready; the load begins when it returns.
 
     Returns:
         How it ended. Whatever fails is an outcome, not an exception.
@@ -159,7 +163,7 @@ def run_point(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnpatchedWarning)
             engine = start_engine(settings, point, device, model)
-        outcome, detail = asyncio.run(_serve(settings, point, engine, traces, tell, began))
+        outcome, detail = asyncio.run(_serve(settings, point, engine, traces, tell, began, gate))
     except Exception as error:
         _LOGGER.exception("the point failed")
         detail = f"{type(error).__name__}: {error}"
@@ -210,12 +214,14 @@ async def _serve(
     traces: Traces,
     tell: Tell,
     began: float,
+    gate: Callable[[], None],
 ) -> tuple[Outcome, str | None]:
     timed = TimedEngine(engine)
     known = sizes(engine, timed.runner)
     server = AsyncEngine(timed)
     server.start()
     _LOGGER.info("the engine has started")
+    gate()
     tell(
         {
             "setup_seconds": max(0.0, time.time() - began),
@@ -382,7 +388,7 @@ def main() -> int:
         log = None if job.get("log") is None else Path(job["log"]).with_suffix(".server.log")
         outcome = run_server_point(settings, point, tell, began=job["began"], log=log)
     else:
-        outcome = run_point(settings, point, tell, began=job["began"])
+        outcome = run_point(settings, point, tell, began=job["began"], gate=partial(pass_gate, job))
     return _EXIT_CODES[outcome]
 
 

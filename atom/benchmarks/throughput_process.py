@@ -31,6 +31,11 @@ LOAD_FAILED = 6
 GUARD_ERROR = 7
 _KILLED_WAIT_SECONDS = 10.0
 _DUMP_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
+_GATE_SECONDS = 0.01
+#: parts of a point's life, each with a limit of its own
+START = "start"
+LOAD = "load"
 _TAIL_BYTES = 20_000
 #: which of them names the one GPU of a point
 _GPU_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -42,17 +47,20 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
     """Run a point in a process of its own and wait for its end.
 
     The process reads the job from standard input, which stays open: it ends itself when this
-    process dies and the pipe closes. It is killed, with all that it has started, at its limit and
-    when this call is interrupted.
+    process dies and the pipe closes. It is killed, with all that it has started, at either limit
+    and when this call is interrupted.
 
     Args:
-        job: JSON values. ``limit_seconds``: its time limit. ``environment``: variables to set.
+        job: JSON values. ``limit_seconds``: time limit of its load, which begins at its first
+            request, when it tells ``setup_seconds``. ``start_limit_seconds``: the limit until then,
+            the same by default. ``environment``: variables to set.
             ``log``: where its output goes; ``None`` forgets it. ``sweep``: see :func:`end_all`.
             All else is the process's own.
         command: starts the process.
 
     Returns:
-        ``told``: what the process told, by name, ``wall_seconds``, ``exit_code``, ``timed_out``,
+        ``told``: what the process told, by name, ``wall_seconds``, ``exit_code``, ``timed_out``:
+        the part of its life that outlasted its limit (``start`` or ``load``) or ``None``,
         ``last_words``: the last line that it wrote, ``gpu``: the GPU that it was shown.
     """
     environment = {**os.environ, **job.get("environment", {})}
@@ -77,8 +85,8 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(line.encode())
                     process.stdin.flush()
-                timed_out = _wait(process, job["limit_seconds"] - (time.monotonic() - began))
-                if timed_out:
+                timed_out = _watch(process, job, told, began)
+                if timed_out is not None:
                     # its log then says where each of its threads was
                     process.send_signal(signal.SIGABRT)
                     _wait(process, _DUMP_SECONDS)
@@ -123,6 +131,32 @@ def end_all(sweep: str) -> None:
     for process, owner in list(_RUNNING.items()):
         if owner == sweep:
             _end(process)
+
+
+def pass_gate(job: dict[str, Any]) -> None:
+    """In a point's process, before its load: say that it is ready, and wait until it may go on.
+
+    Args:
+        job: ``ready``: file to make, ``gate``: file to wait for; either may be missing.
+    """
+    if job.get("ready"):
+        Path(job["ready"]).touch()
+    while job.get("gate") and not Path(job["gate"]).exists():
+        time.sleep(_GATE_SECONDS)
+
+
+def _watch(
+    process: subprocess.Popen[bytes], job: dict[str, Any], told: Path, began: float
+) -> str | None:
+    """Wait for a point's end. Returns the part of its life that outlasted its limit, if one did."""
+    limit = job["limit_seconds"]
+    start_ends = began + job.get("start_limit_seconds", limit)
+    while _wait(process, min(_LOOK_SECONDS, start_ends - time.monotonic())):
+        if "setup_seconds" in read_told(told):
+            return LOAD if _wait(process, limit) else None
+        if time.monotonic() >= start_ends:
+            return START
+    return None
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:

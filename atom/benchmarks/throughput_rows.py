@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from atom.config import CopyProtocol, GuardMode
-from atom.kv_transfer.pool_entry import EntryKind, PoolPolicy
+from atom.kv_transfer.pool_entry import EntryKind, OffloadBackend, PoolPolicy
 from atom.model_engine.engine_settings import StatusCheck
 
 EXPERIMENT = "throughput"
+#: ``json_schema_extra`` of a column that records of before lack: its default says what it is there
+ADDED_LATER: dict[str, JsonValue] = {"added_later": True}
 
 
 class Outcome(StrEnum):
@@ -22,7 +24,7 @@ class Outcome(StrEnum):
 
     OK = "ok"  #: the load ran to its end
     CRASH = "crash"  #: the process died, or its engine did and could still say so
-    HANG = "hang"  #: it ran past its time limit and was killed
+    HANG = "hang"  #: its load ran past its time limit and it was killed
     GUARD_ERROR = "guard error"  #: the kernels' guard reported a count or slot out of range
     OUT_OF_MEMORY = "out of memory"  #: of the device, or of pinned host memory
     START_FAILED = "start failed"  #: no load was put on it: nothing is said about the protocol
@@ -188,6 +190,14 @@ class ThroughputRow(BaseModel):
     """Which GPU of its host."""
     worker: str = ""
     """Dask worker that ran it, numbered; empty: the sweep's own process."""
+
+    offload_backend: OffloadBackend | None = Field(
+        OffloadBackend.HOST_POOL, json_schema_extra=ADDED_LATER
+    )
+    """Who keeps what the CPU pool holds; blank: no offload, or a server that is not ours."""
+    limit_seconds: float | None = Field(None, gt=0, json_schema_extra=ADDED_LATER)
+    """Time limit of the load, from the first request. Blank in records of before, whose limit began
+    with the process and cut some loads short."""
 
 
 class ThroughputRequestRow(BaseModel):

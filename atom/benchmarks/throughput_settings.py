@@ -12,10 +12,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from atom.benchmarks.arms import is_wanted
+from atom.benchmarks.place_settings import PlaceSettings
 from atom.benchmarks.server_settings import ServerSettings
 from atom.config import CopyProtocol, DeviceChoice, GuardMode, Names
 from atom.errors import BadInput
-from atom.kv_transfer.pool_entry import PoolPolicy
+from atom.kv_transfer.pool_entry import OffloadBackend, PoolPolicy
 from atom.model_engine.engine_settings import EngineSettings, StatusCheck
 
 GIB = 2**30
@@ -38,6 +39,7 @@ class Special(StrEnum):
     ZERO_COPY = "zero_copy"  #: at the points with most offload
     CHUNKS = "chunks"  #: other sizes of a store, at the same points
     POLICIES = "policies"  #: the other offload policies, at the same points
+    BACKENDS = "backends"  #: LMCache in place of our own pool (where installed), at the same points
 
 
 def _no_item_twice(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -52,7 +54,7 @@ Concurrency = Annotated[int, Field(ge=1, le=1024)]
 PoolGib = Annotated[float, Field(gt=0, le=8192)]
 
 
-class ThroughputSettings(ServerSettings):
+class ThroughputSettings(ServerSettings, PlaceSettings):
     """Settings of the throughput experiment; see ``throughput_point``."""
 
     device: DeviceChoice = DeviceChoice.VIRTUAL
@@ -162,7 +164,12 @@ class ThroughputSettings(ServerSettings):
     """Bytes of stores under way, beyond which more are dropped; as much again for loads."""
 
     time_limit_seconds: float | None = Field(None, gt=0, le=14 * 86400)
-    """After that a point counts as hung and is killed; empty: two minutes beyond its load."""
+    """So long after its first request a point counts as hung and is killed; empty: two minutes
+    beyond its load."""
+
+    start_limit_seconds: float | None = Field(None, gt=0, le=14 * 86400)
+    """After that a point that has had no request is killed as one that did not start; empty: two
+    minutes beyond what a start takes."""
 
     warm_up: bool = False
     """Whether a point on each GPU comes first that is not recorded: it compiles the kernels."""
@@ -172,22 +179,6 @@ class ThroughputSettings(ServerSettings):
 
     seed: int = Field(42, ge=0, le=2**31 - 1)
     """Of weights, sessions and the order of points."""
-
-    # where and how long it runs is no part of what is measured: not recorded, and given anew when
-    # a run goes on
-    gpus: Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], _Once] = Field(
-        (), exclude=True
-    )
-    """GPUs of this host, a point on each side by side; empty: the first one."""
-
-    scheduler: str | None = Field(None, min_length=1, exclude=True)
-    """Address of a Dask scheduler whose workers announce GPU=1; empty runs here."""
-
-    budget_seconds: float | None = Field(None, gt=0, exclude=True)
-    """No point starts that would not end within it; what is left can be resumed."""
-
-    logs: str | None = Field(None, min_length=1, exclude=True)
-    """Folder of the points' logs; empty keeps none."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ThroughputSettings:
@@ -222,6 +213,7 @@ class PointArm:
     policy: PoolPolicy
     chunk_tokens: int
     mtp: bool = True
+    backend: OffloadBackend = OffloadBackend.HOST_POOL
     guard: GuardMode = GuardMode.REPORT
     status_check: StatusCheck = StatusCheck.RAISE
     epoch_tag: bool = True
@@ -265,6 +257,7 @@ def _arm(
     chunk: int | None = None,
     guard: GuardMode = GuardMode.NONE,
     mtp: bool = True,
+    backend: OffloadBackend = OffloadBackend.HOST_POOL,
 ) -> PointArm:
     """An arm and its name. Under ``unpatched`` the guard is the only net, if it is one."""
     policy = policy or settings.offload_policy[0]
@@ -274,12 +267,14 @@ def _arm(
     words += ["guard"] * (bare and guard is not GuardMode.NONE) + ["no MTP"] * (not mtp)
     words += [policy.value] * (policy is not settings.offload_policy[0])
     words += [f"chunk {chunk}"] * (chunk != settings.chunk_tokens[0])
+    words += [backend.value] * (backend is not OffloadBackend.HOST_POOL)
     return PointArm(
         ", ".join(words),
         protocol,
         policy,
         chunk,
         mtp,
+        backend,
         guard if bare else GuardMode.REPORT,
         StatusCheck.DEBUG if bare else StatusCheck.RAISE,
         not bare,
@@ -296,9 +291,14 @@ def grid_arms(settings: ThroughputSettings) -> list[PointArm]:
 
 def _special_arms(settings: ThroughputSettings) -> list[PointArm]:
     """Arms that a special may add and that an engine may refuse."""
-    if Special.CHUNKS not in settings.special:
-        return []
-    return [_arm(settings, chunk=chunk) for chunk in settings.other_chunk_tokens]
+    arms = []
+    if Special.CHUNKS in settings.special:
+        arms += [_arm(settings, chunk=chunk) for chunk in settings.other_chunk_tokens]
+    if Special.BACKENDS in settings.special:
+        # the only order in which LMCache gives entries up
+        policy = PoolPolicy.SHARED_LRU
+        arms.append(_arm(settings, policy=policy, backend=OffloadBackend.LMCACHE))
+    return arms
 
 
 def engine_settings(
@@ -333,6 +333,7 @@ def engine_settings(
     if pool_gib is not None:
         values |= {
             "cpu_pool_bytes": int(pool_gib * GIB),
+            "offload_backend": arm.backend.value,
             "offload_policy": arm.policy.value,
             "offload_chunk_tokens": arm.chunk_tokens,
             "offload_in_flight_bytes": settings.offload_in_flight_bytes,
@@ -414,8 +415,7 @@ def _parts(settings: ThroughputSettings) -> Iterator[list[ThroughputPoint]]:
     others: list[PointArm] = []
     if Special.ZERO_COPY in special:
         others.append(_arm(settings, CopyProtocol.ZERO_COPY))
-    if Special.CHUNKS in special:
-        others += _special_arms(settings)
+    others += _special_arms(settings)
     if Special.POLICIES in special:
         others += [_arm(settings, policy=policy) for policy in PoolPolicy]
     yield [

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 import pandas as pd
 from pydantic import BaseModel, ValidationError
 
+from atom.benchmarks.throughput_rows import ADDED_LATER
 from atom.errors import BadInput
 
 RowModel = TypeVar("RowModel", bound=BaseModel)
@@ -92,8 +93,8 @@ def _header_faults(header: Sequence[str], model: type[BaseModel], shown: str) ->
         return [f"{shown}:1: empty; the header must be {','.join(model.model_fields)}"]
     faults = [
         f"{shown}:1:{name}: this column is missing"
-        for name in model.model_fields
-        if name not in header
+        for name, field in model.model_fields.items()
+        if name not in header and field.json_schema_extra != ADDED_LATER
     ]
     faults += [
         f"{shown}:1:{name or '(no name)'}: no such column"

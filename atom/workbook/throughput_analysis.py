@@ -26,14 +26,15 @@ from atom.workbook.throughput_points import (
 NOTHING = "–"
 Row = dict[str, Any]
 
-#: what a point may vary beside its sessions and its pool; the last two only with a pool
+#: what a point may vary beside its sessions and its pool; the offload's only with a pool
 ENGINE_FACTORS = ("system", "protection", "drafts")
-OFFLOAD_FACTORS = ("offload_policy", "chunk_tokens")
+OFFLOAD_FACTORS = ("offload_backend", "offload_policy", "chunk_tokens")
 FACTORS = (*ENGINE_FACTORS, *OFFLOAD_FACTORS)
 FACTOR_NAMES = {
     "system": "server",
     "protection": "copy protocol and nets",
     "drafts": "drafts",
+    "offload_backend": "who keeps the pool",
     "offload_policy": "policy of the pool",
     "chunk_tokens": "tokens of a stored chunk",
     "concurrency": "sessions",
@@ -134,9 +135,11 @@ def is_ok(row: Row) -> bool:
 def is_cut_short(row: Row) -> bool:
     """Whether the point was killed for its time limit, most of which its start had taken.
 
-    Its load had no time to end in, so this is no hang of it.
+    Its load had no time to end in, so this is no hang of it. Records of today have a limit of the
+    load alone, which no start can take from.
     """
-    return row["outcome"] == Outcome.HANG and (row["setup_seconds"] or 0) > row["wall_seconds"] / 2
+    cut = (row["setup_seconds"] or 0) > row["wall_seconds"] / 2
+    return row["outcome"] == Outcome.HANG and row["limit_seconds"] is None and cut
 
 
 def shows_fault(row: Row) -> bool:

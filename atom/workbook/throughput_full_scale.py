@@ -8,7 +8,8 @@ from typing import Any
 
 from atom.benchmarks.throughput_settings import build_points
 from atom.workbook.published_derived import environment_value
-from atom.workbook.throughput_runs import SWEEP, estimate_seconds
+from atom.workbook.throughput_queue import estimate_seconds
+from atom.workbook.throughput_runs import SWEEP
 
 GPUS = tuple(range(8))
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from atom.benchmarks.throughput_process import (
     DIED,
     GUARD_ERROR,
+    LOAD,
     LOAD_FAILED,
     OUT_OF_MEMORY,
     START_FAILED,
@@ -39,6 +40,7 @@ _BY_CODE = {
 #: fields of an engine of this package: a server's stay blank
 _OWN = (
     "protocol",
+    "offload_backend",
     "offload_policy",
     "chunk_tokens",
     "mtp",
@@ -59,7 +61,7 @@ def tables_of(
         settings: of the sweep.
         point: which.
         end: of ``throughput_process.run_point``.
-        limit: seconds that the process was given.
+        limit: seconds that its load was given.
     """
     told = dict(end["told"])
     requests = told.pop("requests_table", [])
@@ -80,6 +82,7 @@ def tables_of(
             "concurrency": point.concurrency,
             "pool_gib": point.pool_gib,
             "protocol": arm.protocol,
+            "offload_backend": arm.backend if offload else None,
             "offload_policy": arm.policy if offload else None,
             "chunk_tokens": arm.chunk_tokens if offload else None,
             "mtp": arm.mtp,
@@ -93,6 +96,7 @@ def tables_of(
             "outcome_detail": None if detail is None else redact(detail),
             "exit_code": end["exit_code"],
             "wall_seconds": round(end["wall_seconds"], 3),
+            "limit_seconds": limit,
             "cold_start": told.get("cold_start", "process"),
             "gpu_index": _gpu(end.get("gpu")),
             "worker": end.get("worker", ""),
@@ -110,8 +114,11 @@ def outcome_of(
     told: Mapping[str, Any], end: Mapping[str, Any], limit: float
 ) -> tuple[Outcome, str | None]:
     """How a point ended: by its own word if it could say it, else by how its process did."""
-    if end["timed_out"]:
-        return Outcome.HANG, f"it did not end within {limit:.0f} s and was killed"
+    if end["timed_out"] == LOAD:
+        return Outcome.HANG, f"its load did not end within {limit:.0f} s and it was killed"
+    if end["timed_out"] is not None:
+        waited = f"it had no request within {end['wall_seconds']:.0f} s and was killed"
+        return Outcome.START_FAILED, waited
     if told.get("outcome") is not None:
         return Outcome(told["outcome"]), told.get("outcome_detail")
     code = end["exit_code"]

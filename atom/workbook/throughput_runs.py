@@ -17,15 +17,13 @@ from atom.benchmarks.server_settings import UNRECORDED
 from atom.benchmarks.throughput_point import read_sessions
 from atom.benchmarks.throughput_process import COMMAND, run_point
 from atom.benchmarks.throughput_rows import EXPERIMENT
-from atom.benchmarks.throughput_settings import (
-    ThroughputPoint,
-    ThroughputSettings,
-    build_points,
-)
+from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
 from atom.config import DeviceChoice
 from atom.device import Device
 from atom.device.interface import DeviceKind
 from atom.errors import BadInput
+from atom.kv_transfer.lmcache_backend import import_lmcache
+from atom.kv_transfer.pool_entry import OffloadBackend
 from atom.model_engine.engine_builder import PRESET
 from atom.models.model_config import ModelConfig
 from atom.models.presets import EMBEDDING_SCALES, preset, random_checkpoint
@@ -41,6 +39,7 @@ from atom.workbook.throughput_dask import (
     run_jobs,
     visible,
 )
+from atom.workbook.throughput_queue import Queue, estimate_seconds
 from atom.workbook.throughput_remote import (
     Elsewhere,
     describe_workers,
@@ -84,14 +83,6 @@ QUICK_ACCELERATOR: dict[str, Any] = {
     "special": [],
 }
 QUICK: dict[str, Any] = {"duration_seconds": 1.0, "concurrency": [4], "pool_gib": [0.002]}
-#: window of a point that is not recorded
-_WARM_UP_SECONDS = 2.0
-#: a load's time beyond its window: warm-up and the last answers
-_AROUND_SECONDS = 3.0
-_HANG_SECONDS = 120.0
-#: of a point's start: process and libraries, weights and graphs; pinning a GiB
-_START_SECONDS = {DeviceChoice.VIRTUAL: 5.0, DeviceChoice.ACCELERATOR: 14.0}
-_PIN_SECONDS_PER_GIB = 0.35
 
 
 @dataclass
@@ -197,9 +188,11 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             refuse_no_server(settings)
         elif settings.scheduler is None:
             self.refuse_no_model(settings.model)
+        if any(point.arm.backend is OffloadBackend.LMCACHE for point in build_points(settings)):
+            import_lmcache()
         if settings.gpus:
             refuse_no_dask()
-            _environments(settings)
+            environments(settings)
         ready = Ready(read_sessions(settings), settings.model)
         name = settings.model.removeprefix(PRESET)
         here = settings.scheduler is None and device.properties.kind is not DeviceKind.VIRTUAL
@@ -239,7 +232,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
     ) -> Measured:
         """See :class:`PointSweep`."""
         points = {p.point_id: p for p in build_points(settings) if p.point_id not in done}
-        queue = _Queue(settings, list(points.values()), ready.model)
+        queue = Queue(settings, list(points.values()), ready.model)
         lost: dict[str, str] = {}
         with ready.keep:
             for job, end in self._ends(settings, queue):
@@ -256,17 +249,17 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             raise SweepOver(reasons)
 
     def _ends(
-        self, settings: ThroughputSettings, queue: _Queue
+        self, settings: ThroughputSettings, queue: Queue
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Lost]]:
         sweep = queue.sweep
         if settings.scheduler is not None:
             with connected(settings.scheduler) as client:
                 yield from run_jobs(client, queue.next, sweep, self.process)
         elif len(settings.gpus) > 1:
-            with local_cluster(_environments(settings)) as client:
+            with local_cluster(environments(settings)) as client:
                 yield from run_jobs(client, queue.next, sweep, self.process)
         else:
-            for environment in _environments(settings)[:1]:
+            for environment in environments(settings)[:1]:
                 while (job := queue.next()) is not None:
                     yield job, run_point({**job, "environment": environment}, self.process)
 
@@ -279,102 +272,8 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         return unexpected(run.tables["points"])
 
 
-class _Queue:
-    """Points that are left, as jobs, while there is time for them."""
-
-    def __init__(
-        self, settings: ThroughputSettings, points: list[ThroughputPoint], model: str
-    ) -> None:
-        self.sweep = secrets.token_hex(4)
-        self.left: list[str] = []
-        self._settings = settings
-        self._points = points
-        self._model = model
-        self._warm_ups = self._build_warm_ups() if settings.warm_up else []
-        self._began = time.monotonic()
-        self._took: list[float] = []
-
-    def took(self, point: ThroughputPoint, seconds: float) -> None:
-        """A point took so long: the next estimates know."""
-        self._took.append(seconds / estimate_seconds(self._settings, point))
-
-    def next(self) -> dict[str, Any] | None:
-        """The next point's job; those for which no time is left are passed over."""
-        if self._warm_ups:
-            return self._warm_ups.pop(0)
-        while self._points:
-            point = self._points.pop(0)
-            if self._has_time(point):
-                return self._job(point)
-            self.left.append(point.point_id)
-        return None
-
-    def _build_warm_ups(self) -> list[dict[str, Any]]:
-        """A job for each set of kernels that the points have, no more than run side by side."""
-        largest: dict[tuple[Any, ...], ThroughputPoint] = {}
-        for point in self._points:
-            kernels = (point.arm.mtp, point.arm.guard)
-            best = largest.setdefault(kernels, point)
-            if (point.concurrency, point.pool_gib or 0) > (best.concurrency, best.pool_gib or 0):
-                largest[kernels] = point
-        jobs = []
-        for point in list(largest.values())[: max(1, len(self._settings.gpus))]:
-            job = self._job(point)
-            job["settings"] |= {"duration_seconds": _WARM_UP_SECONDS}
-            job["key"] = f"warm-up/{point.point_id}"
-            # a cold compilation is no hang
-            job["limit_seconds"] += _HANG_SECONDS
-            if job["log"] is not None:
-                # the point itself comes later, and has a log of its own
-                job["log"] = f"{job['log']}.warm-up"
-            jobs.append(job | {"warm_up": True})
-        return jobs
-
-    def _has_time(self, point: ThroughputPoint) -> bool:
-        budget = self._settings.budget_seconds
-        if budget is None:
-            return True
-        recent = self._took[-6:]
-        factor = max(recent, default=1.0)
-        needed = factor * estimate_seconds(self._settings, point)
-        return time.monotonic() - self._began + needed <= budget
-
-    def _job(self, point: ThroughputPoint) -> dict[str, Any]:
-        settings = self._settings
-        values = settings.model_dump(mode="json") | settings.unrecorded() | {"model": self._model}
-        log = None
-        if settings.logs is not None and settings.scheduler is None:
-            name = "".join(c if c.isalnum() or c in ".-" else "_" for c in point.point_id)
-            log = str(Path(settings.logs) / f"{name}.log")
-        return {
-            "point_id": point.point_id,
-            "settings": values,
-            "limit_seconds": limit_seconds(settings, point),
-            "log": log,
-            "sweep": self.sweep,
-        }
-
-
-def estimate_seconds(settings: ThroughputSettings, point: ThroughputPoint) -> float:
-    """How long a point takes, roughly."""
-    setup = settings.setup_seconds
-    if setup is None:
-        setup = _START_SECONDS[settings.device]
-        if settings.device is DeviceChoice.ACCELERATOR:
-            setup += _PIN_SECONDS_PER_GIB * (point.pool_gib or 0.0)
-    return setup + settings.duration_seconds + _AROUND_SECONDS
-
-
-def limit_seconds(settings: ThroughputSettings, point: ThroughputPoint) -> float:
-    """After how long a point counts as hung."""
-    patience = _HANG_SECONDS
-    if settings.server_command is not None:
-        # weights of another server's may take long to load
-        patience += settings.server_start_seconds
-    return settings.time_limit_seconds or estimate_seconds(settings, point) + patience
-
-
-def _environments(settings: ThroughputSettings) -> list[Mapping[str, str]]:
+def environments(settings: ThroughputSettings) -> list[Mapping[str, str]]:
+    """What shows a process each of the GPUs that are named, and it alone."""
     if not settings.gpus:
         return [{}]
     if settings.device is DeviceChoice.VIRTUAL:

@@ -130,7 +130,7 @@ class SimulatedSweep(ThroughputSweep):
             "told": told,
             "wall_seconds": time.monotonic() - began,
             "exit_code": None,
-            "timed_out": False,
+            "timed_out": None,
             "last_words": "",
         }
         return dict(tables_of(settings, point, end, settings.duration_seconds))
@@ -221,7 +221,7 @@ def _hardware(runs: Sequence[Run]) -> list[Run]:
 _OWN = frozenset(
     (
         *(*GRID_FIELDS, "repeats", "central_repeats", "only"),
-        *("budget_seconds", "setup_seconds", "time_limit_seconds"),
+        *("budget_seconds", "setup_seconds", "time_limit_seconds", "start_limit_seconds"),
     )
 )
 
@@ -234,7 +234,12 @@ def same_scale(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        shared = {k: v for k, v in run.provenance.settings.items() if k not in _OWN}
+        # a setting that came later is none in a record of before
+        shared = {
+            name: value
+            for name, value in run.provenance.settings.items()
+            if name not in _OWN and value is not None
+        }
         key = (run.provenance.machine, repr(sorted(shared.items())))
         groups.setdefault(key, []).append(run)
     if not groups:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atom.benchmarks.throughput_process import prepare_for_end
+from atom.benchmarks.throughput_process import pass_gate, prepare_for_end
 
 COMMAND = (sys.executable, str(Path(__file__)))
 
@@ -30,7 +30,8 @@ def told_by_a_good_point(number: int) -> dict[str, Any]:
 def main() -> None:
     job = json.loads(sys.stdin.readline())
     prepare_for_end()
-    # what it does stands in the model's name: "ok", "sleep 1", "hang", "kill", "die 4", "stale"
+    # what it does stands in the model's name: "ok", "sleep 1", "hang", "kill", "die 4", "stale",
+    # "slow 1" (to start)
     word, _, argument = job["settings"]["model"].partition(" ")
     folder = job["settings"]["traces"]
     if folder is not None and job.get("marks"):
@@ -41,6 +42,10 @@ def main() -> None:
         with open(job["told"], "a") as file:
             file.write(json.dumps(values) + "\n")
 
+    if word == "slow":
+        time.sleep(float(argument))
+        argument = "0"
+    pass_gate(job)
     tell(told_by_a_good_point(0) | {"exposure_seconds": 0.5})
     if word == "hang":
         child = subprocess.Popen(["sleep", "600"])

@@ -26,7 +26,7 @@ def job(does: str, limit: float = 30.0, **more: Any) -> dict[str, Any]:
 
 def test_what_it_told_comes_back_with_its_end(tmp_path: Path) -> None:
     end = run_point(job("ok", environment={"CUDA_VISIBLE_DEVICES": "5"}), COMMAND)
-    assert (end["exit_code"], end["timed_out"], end["gpu"]) == (0, False, "5")
+    assert (end["exit_code"], end["timed_out"], end["gpu"]) == (0, None, "5")
     # later lines over earlier ones
     assert (end["told"]["exposure_seconds"], end["told"]["outcome"]) == (1.0, "ok")
     log = tmp_path / "logs" / "one.log"
@@ -53,10 +53,34 @@ def test_one_that_hangs_is_killed_at_its_limit_and_says_where_it_was(tmp_path: P
     assert child
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(child[1])).wait(timeout=5)
-    assert end["timed_out"]
+    assert end["timed_out"] == "load"
     assert 0.5 <= end["wall_seconds"] < 5
     assert end["told"]["setup_seconds"] == 0.1
     assert not children()
+
+
+def test_a_slow_start_takes_nothing_from_the_load_and_has_a_limit_of_its_own() -> None:
+    # longer than the limit of its load
+    end = run_point(job("slow 1", limit=0.7, start_limit_seconds=30.0), COMMAND)
+    assert (end["exit_code"], end["timed_out"], end["told"]["outcome"]) == (0, None, "ok")
+    end = run_point(job("slow 60", start_limit_seconds=0.6), COMMAND)
+    assert end["timed_out"] == "start"
+    assert "setup_seconds" not in end["told"]
+
+
+def test_a_point_that_is_ready_waits_for_its_gate(tmp_path: Path) -> None:
+    ready, gate = tmp_path / "ready", tmp_path / "gate"
+    ends: list[dict[str, Any]] = []
+    gated = job("ok", ready=str(ready), gate=str(gate))
+    thread = threading.Thread(target=lambda: ends.append(run_point(gated, COMMAND)))
+    thread.start()
+    while not ready.exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert not ends
+    gate.touch()
+    thread.join()
+    assert ends[0]["exit_code"] == 0
 
 
 def children() -> list[psutil.Process]:

@@ -283,11 +283,11 @@ def test_an_address_or_a_key_that_is_none_starts_no_point(
 
 
 def test_a_server_has_time_to_start_before_its_point_counts_as_hung() -> None:
-    from atom.workbook.throughput_runs import limit_seconds
+    from atom.workbook.throughput_queue import start_limit_seconds
 
     [point] = build_points(settings(server_command=command()))
     limits = [
-        limit_seconds(settings(server_command=command(), server_start_seconds=seconds), point)
+        start_limit_seconds(settings(server_command=command(), server_start_seconds=seconds), point)
         for seconds in (1.0, 900.0)
     ]
     assert limits[1] - limits[0] == 899

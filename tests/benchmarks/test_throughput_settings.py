@@ -15,7 +15,7 @@ from atom.benchmarks.throughput_settings import (
 )
 from atom.config import CopyProtocol, GuardMode
 from atom.errors import BadInput
-from atom.kv_transfer.pool_entry import PoolPolicy
+from atom.kv_transfer.pool_entry import OffloadBackend, PoolPolicy
 from atom.model_engine.engine_settings import StatusCheck
 
 ALL = [special.value for special in Special]
@@ -70,6 +70,15 @@ def test_special_arms_stand_where_the_issue_wants_them() -> None:
     assert (guarded.guard, guarded.epoch_tag) == (GuardMode.REPORT, False)
     assert arms["hold"].epoch_tag
     assert arms["hold"].guard is GuardMode.REPORT
+
+
+def test_another_backend_is_an_arm_at_the_heavy_points() -> None:
+    one = settings(special=["backends"], offload_policy=["paired"])
+    found = [point for point in build_points(one) if "lmcache" in point.arm.name]
+    assert {point.arm.name for point in found} == {"hold, shared_lru, lmcache"}
+    assert {(point.concurrency, point.pool_gib) for point in found} == {(8, 0.002), (4, 0.002)}
+    engine = engine_settings(one, found[0].arm, 8, 0.002)
+    assert engine.offload_backend is OffloadBackend.LMCACHE
 
 
 def test_an_engine_gets_what_its_arm_says() -> None:

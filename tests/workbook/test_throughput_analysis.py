@@ -285,13 +285,15 @@ def test_each_verdict_on_rates_can_fall(
 
 
 def test_a_limit_that_the_start_used_up_is_no_hang(tmp_path: Path) -> None:
-    for setup, faults in ((61.0, 0), (20.0, 1)):
+    # the last as recorded today: its limit began with its load, which a start takes nothing from
+    for setup, faults, limit in ((61.0, 0, None), (20.0, 1, None), (61.5, 1, 30.0)):
         own = made_up.record(
-            tmp_path / str(faults),
+            tmp_path / str(setup),
             {"special": [], "no_offload": False, "concurrency": [32], "pool_gib": [4.0]},
             outcome=Outcome.HANG,
             wall_seconds=94.0,
             setup_seconds=setup,
+            limit_seconds=limit,
         )
         (found,) = throughput_outcomes.outcomes(rows_of([own]))
         assert found.faults == faults * found.points

@@ -61,7 +61,7 @@ def settings(does: str = "ok", **values: Any) -> ThroughputSettings:
         ("die 3", Outcome.CRASH, "its process ended with code 3: the last words"),
         ("die 4", Outcome.OUT_OF_MEMORY, "code 4"),
         ("die 7", Outcome.GUARD_ERROR, "code 7"),
-        ("hang", Outcome.HANG, "it did not end within 0 s and was killed"),
+        ("hang", Outcome.HANG, "its load did not end within 0 s and it was killed"),
     ],
 )
 def test_each_end_of_a_point_is_a_row(
@@ -84,10 +84,12 @@ def test_each_end_of_a_point_is_a_row(
 
 def test_one_that_was_never_asked_anything_says_nothing_of_its_protocol() -> None:
     [point] = build_points(settings(concurrency=[2], no_offload=False))
-    end = {"told": {}, "exit_code": 1, "timed_out": False, "wall_seconds": 1.0, "last_words": "no"}
-    [row] = tables_of(settings(), point, end, 9.0)["points"]
-    assert isinstance(row, ThroughputRow)
-    assert (row.outcome, row.exposure_seconds) == (Outcome.START_FAILED, None)
+    end = {"told": {}, "exit_code": 1, "timed_out": None, "wall_seconds": 1.0, "last_words": "no"}
+    for part, detail in ((None, "code 1"), ("start", "it had no request within 1 s")):
+        [row] = tables_of(settings(), point, end | {"timed_out": part}, 9.0)["points"]
+        assert isinstance(row, ThroughputRow)
+        assert (row.outcome, row.exposure_seconds) == (Outcome.START_FAILED, None)
+        assert detail in str(row.outcome_detail)
 
 
 def test_a_stale_status_under_hold_is_unexpected(
@@ -110,7 +112,7 @@ def test_what_no_time_was_left_for_is_named_and_runs_later(
     words = ["sweep", "throughput", "--device", "virtual", "--out", str(tmp_path)]
     words += ["-p", "model", "sleep 0.6", "-p", "concurrency", "[2, 4, 8]", "-p", "pool_gib", "[]"]
     words += ["-p", "sessions", "2", "-p", "setup_seconds", "0", "-p", "duration_seconds", "0.1"]
-    monkeypatch.setattr("atom.workbook.throughput_runs._AROUND_SECONDS", 0.5)
+    monkeypatch.setattr("atom.workbook.throughput_queue._AROUND_SECONDS", 0.5)
     assert main([*words, "-p", "budget_seconds", "1.1"]) == 0
     printed = capsys.readouterr()
     assert "2 points did not run: no time was left; go on with:" in printed.err
@@ -292,6 +294,15 @@ def test_a_model_that_is_not_there_is_refused_before_any_point(
     monkeypatch.undo()
     with pytest.raises(BadInput, match=r"no model size is named 'none'|nowhere|config\.json"):
         record_throughput(settings(model), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_backend_that_is_not_installed_is_refused_before_any_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lmcache.utils", None)
+    with pytest.raises(BadInput, match="LMCache cannot be imported"):
+        record_throughput(settings(special=["backends"]), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
