@@ -7,24 +7,18 @@ with real verification of drafts.
 
 from __future__ import annotations
 
-import hashlib
-import random
-import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import Field
-
-from atom.benchmarks.word_problems import (
-    TEST_ITEMS,
-    Split,
-    WordProblem,
-    few_shot_messages,
-    word_problems,
+from atom.benchmarks.gsm8k_task import (
+    TaskSettings,
+    flexible_extract,
+    hash_of,
+    is_right,
+    prompts_of_test,
+    strict_match,
 )
-from atom.config import Settings
 from atom.device.interface import Device
 from atom.entrypoints.tokenizer import open_tokenizer
 from atom.errors import BadInput
@@ -32,32 +26,6 @@ from atom.model_engine.engine_builder import load_engine
 from atom.model_engine.engine_settings import EngineSettings
 from atom.model_engine.sequence import SamplingParams
 from atom.models.model_config import ModelConfig
-
-#: problems that the examples of all prompts are drawn from
-_EXAMPLES = 256
-#: hexadecimal digits kept of a hash
-_HASH_DIGITS = 16
-#: lm-eval's filters for GSM8K
-_STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
-_FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
-#: what its metric leaves aside
-_IGNORED = (re.compile(","), re.compile(r"\$"), re.compile("(?s).*#### "), re.compile(r"\.$"))
-
-
-class AccuracySettings(Settings):
-    """What is asked."""
-
-    items: int = Field(TEST_ITEMS, ge=1, le=10**6)
-    """Problems of the test split."""
-
-    shots: int = Field(5, ge=0, le=32)
-    """Solved examples before each."""
-
-    seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Of problems and examples."""
-
-    max_tokens: int = Field(12288, ge=1, le=2**20)
-    """Longest answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,47 +86,11 @@ class Accuracy:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
-def prompts_of_test(
-    settings: AccuracySettings,
-) -> tuple[list[WordProblem], list[list[dict[str, str]]]]:
-    """The test items and their chats, each with examples of its own."""
-    asked = list(word_problems(settings.seed, settings.items, Split.TEST))
-    known = list(word_problems(settings.seed, _EXAMPLES, Split.TRAIN))
-    chats = []
-    for number, problem in enumerate(asked):
-        chooser = random.Random(f"examples {settings.seed} {number}")
-        chats.append(few_shot_messages(chooser.sample(known, settings.shots), problem))
-    return asked, chats
-
-
-def strict_match(answer: str) -> str:
-    """What lm-eval's strict-match finds in an answer."""
-    found = _STRICT.search(answer)
-    return found[1].strip() if found else "[invalid]"
-
-
-def flexible_extract(answer: str) -> str:
-    """What its flexible-extract finds: the last number."""
-    found = _FLEXIBLE.findall(answer)
-    return next((part.strip() for part in found[-1] if part), "[invalid]") if found else "[invalid]"
-
-
-def is_right(found: str, solution: str) -> bool:
-    """Whether its exact match takes what was found for a solution's."""
-
-    def bare(text: str) -> str:
-        for ignored in _IGNORED:
-            text = ignored.sub("", text)
-        return text.lower()
-
-    return bare(found) == bare(solution)
-
-
 def evaluate(
     model: str | Path,
     device: Device,
     engine_settings: EngineSettings,
-    settings: AccuracySettings | None = None,
+    settings: TaskSettings | None = None,
 ) -> Accuracy:
     """Ask a model all items at once; the engine batches as its settings say.
 
@@ -172,7 +104,7 @@ def evaluate(
         BadInput: a folder that cannot be used.
         RequestRefused, RequestFailed: a prompt that does not fit, a request that failed.
     """
-    settings = settings or AccuracySettings()
+    settings = settings or TaskSettings()
     tokenizer = open_tokenizer(str(model), ModelConfig.from_pretrained(model).vocab_size)
     asked, chats = prompts_of_test(settings)
     prompts = [tokenizer.chat(chat, {}) for chat in chats]
@@ -196,12 +128,12 @@ def evaluate(
         outcomes=tuple(
             ItemOutcome(
                 item=number,
-                steps=len(problem.steps),
+                steps=problem.steps or 0,
                 strict=is_right(strict_match(answer), problem.answer),
                 flexible=is_right(flexible_extract(answer), problem.answer),
                 output_tokens=len(output),
-                prompt_hash=_hash_of(prompt),
-                answer_hash=_hash_of(output),
+                prompt_hash=hash_of(prompt),
+                answer_hash=hash_of(output),
             )
             for number, (problem, prompt, output, answer) in enumerate(
                 zip(asked, prompts, outputs, answers, strict=True)
@@ -214,8 +146,3 @@ def evaluate(
         seconds=seconds,
         answers=tuple(answers),
     )
-
-
-def _hash_of(tokens: Sequence[int]) -> str:
-    text = ",".join(map(str, tokens))
-    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]

@@ -53,14 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:
-    from atom.benchmarks.word_problem_accuracy import AccuracySettings, evaluate, prompts_of_test
+    from atom.benchmarks.gsm8k_task import TaskSettings, prompts_of_test
+    from atom.benchmarks.word_problem_accuracy import evaluate
     from atom.device import choose_device, open_device
     from atom.model_engine.engine_settings import EngineSettings
     from atom.models.model_config import ModelConfig
     from atom.models.training_card import record_evaluation
     from atom.workbook.statistics import wilson_interval
 
-    settings = AccuracySettings.parse(
+    settings = TaskSettings.parse(
         {n: getattr(chosen, n) for n in ("items", "shots", "seed", "max_tokens")}, where="accuracy"
     )
     longest = ModelConfig.from_pretrained(chosen.model).max_position_embeddings

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.benchmarks.word_problem_accuracy import AccuracySettings, evaluate, prompts_of_test
+from atom.benchmarks.gsm8k_task import TaskSettings, prompts_of_test
+from atom.benchmarks.word_problem_accuracy import evaluate
 from atom.config import DeviceChoice
 from atom.device import open_device
 from atom.entrypoints.tokenizer import open_tokenizer
@@ -45,7 +46,7 @@ def engine_answers(draft_tokens: int, items: int) -> tuple[list[str], float | No
         num_state_checkpoints=8,
     )
     device = open_device(DeviceChoice.VIRTUAL)
-    found = evaluate(MODEL, device, settings, AccuracySettings(items=items, max_tokens=200))
+    found = evaluate(MODEL, device, settings, TaskSettings(items=items, max_tokens=200))
     assert found.strict >= items - 1
     return list(found.answers), found.acceptance
 
@@ -59,7 +60,7 @@ def test_transformers_answers_the_same() -> None:
     assert acceptance > 0.4
     peer = transformers.Qwen3NextForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     tokenizer = open_tokenizer(str(MODEL), peer.config.vocab_size)
-    _, chats = prompts_of_test(AccuracySettings(items=_ITEMS))
+    _, chats = prompts_of_test(TaskSettings(items=_ITEMS))
     for chat, answer in zip(chats, answers, strict=True):
         prompt = tokenizer.chat(chat, {})
         output = peer.generate(torch.tensor([prompt]), max_new_tokens=200, do_sample=False)

@@ -9,13 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atom.benchmarks.word_problem_accuracy import (
-    AccuracySettings,
-    flexible_extract,
-    is_right,
-    prompts_of_test,
-    strict_match,
-)
 from atom.benchmarks.word_problem_tokens import DataSettings, answer_of, make, prompt_of
 from atom.benchmarks.word_problems import (
     LARGEST,
@@ -127,33 +120,6 @@ def test_a_problem_is_its_seed_split_and_index() -> None:
     assert first != list(word_problems(6, 40, Split.TRAIN))
     with pytest.raises(BadInput, match="count=-1"):
         list(word_problems(5, -1, Split.TRAIN))
-
-
-def test_prompts_are_chats_of_five_examples() -> None:
-    settings = AccuracySettings(items=3)
-    asked, chats = prompts_of_test(settings)
-    assert [len(chat) for chat in chats] == [11] * 3
-    assert [m["role"] for m in chats[0]] == ["user", "assistant"] * 5 + ["user"]
-    assert chats[0][-1]["content"] == f"Question: {asked[0].question}\nAnswer:"
-    assert chats[0][:2] != chats[1][:2]
-    assert (asked, chats) == prompts_of_test(settings)
-
-
-@pytest.mark.parametrize(
-    ("answer", "strict", "flexible"),
-    [
-        ("so 3*4=12 pens.\n#### 12", True, True),
-        ("so 3*4=12 pens.\n#### 1,2", True, True),
-        ("so it is $12.", False, True),
-        ("#### 13 and then #### 12", False, True),
-        ("nothing", False, False),
-        ("#### 12\n7", True, False),
-    ],
-)
-def test_answers_are_read_as_the_peer_reads_them(answer: str, strict: bool, flexible: bool) -> None:
-    solution = "Then 3*4=12.\n#### 12"
-    assert is_right(strict_match(answer), solution) is strict
-    assert is_right(flexible_extract(answer), solution) is flexible
 
 
 def test_training_rows_are_the_prompts_of_the_evaluation(tmp_path: Path) -> None:
