@@ -60,6 +60,9 @@ class PayloadKind(IntEnum):
     DRAFT_IDS = 4
     ELL = 5
 
+    # an enum hashes its name, in Python: layouts are looked up several times a step
+    __hash__ = int.__hash__
+
     @property
     def label(self) -> str:
         """The kind in words, for messages."""
@@ -132,6 +135,7 @@ class PayloadLayout:
     data_offset: int = field(init=False)
     host_bytes: int = field(init=False)
     total_bytes: int = field(init=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if any(extent < 0 for extent in self.shape + (self.rest_shape or ())):
@@ -145,6 +149,11 @@ class PayloadLayout:
         object.__setattr__(self, "data_offset", tag)
         object.__setattr__(self, "host_bytes", host_bytes)
         object.__setattr__(self, "total_bytes", host_bytes + rest_bytes)
+        whole = (self.kind, self.shape, self.dtype, self.rest_shape, self.tagged)
+        object.__setattr__(self, "_hash", hash(whole))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def data(self, raw: Tensor) -> Tensor:
         """The data's view of ``raw``: uint8, at least ``host_bytes`` long."""
@@ -193,12 +202,11 @@ class Payload:
         layout: where its parts lie.
         step: the step that produces it.
         raw: uint8 ``[total_bytes]``, the whole allocation (``[host_bytes]`` in a pinned slot).
-        data: the producer's view, ``layout.shape`` of ``layout.dtype``.
         rest: rows that stay on the device, or ``None``.
         slot: the pinned slot that ``raw`` aliases, or ``None`` for a device block.
     """
 
-    __slots__ = ("__weakref__", "data", "layout", "raw", "rest", "slot", "step")
+    __slots__ = ("__weakref__", "_data", "layout", "raw", "rest", "slot", "step")
 
     def __init__(
         self,
@@ -212,9 +220,20 @@ class Payload:
         self.layout = layout
         self.step = step
         self.raw = raw
-        self.data = layout.data(raw)
+        self._data: Tensor | None = None
         self.rest = rest if slot is not None else layout.rest(raw)
         self.slot = slot
+
+    @property
+    def data(self) -> Tensor:
+        """The producer's view, ``layout.shape`` of ``layout.dtype``; made when it is asked for.
+
+        Its three views cost more than the send, and a kernel that writes data and tags at once
+        takes ``raw``.
+        """
+        if self._data is None:
+            self._data = self.layout.data(self.raw)
+        return self._data
 
     @property
     def copied(self) -> Tensor:
