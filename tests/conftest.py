@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import os
 
 import pytest
+
+# before torch, and for child processes too: two threads on a busy core wait for each other at
+# every small operation
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 from hypothesis import settings
 
@@ -48,12 +53,3 @@ def same_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     from atom.workbook import run_writer
 
     monkeypatch.setattr(run_writer, "changed_software", lambda _: [])
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Two threads on a busy machine wait for each other at every small operation of torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,7 +108,6 @@ def decisions(engine: LLMEngine, prompts: list[list[int]]) -> list[Any]:
 
 @pytest.mark.parametrize("over", [{}, {"num_kv_blocks": 10}])
 def test_the_timed_runner_gets_the_real_runners_batches(over: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
     chosen = EngineSettings.parse({**SMALL, **over})
     drawn = random.Random(5)
     prompts = [[drawn.randrange(512) for _ in range(n)] for n in (5, 28, 15, 28, 100, 44, 5, 33)]

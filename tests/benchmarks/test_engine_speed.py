@@ -60,8 +60,6 @@ from atom.workbook.engine_speed_analysis import (
 from atom.workbook.engine_speed_runs import record_engine_speed
 from atom.workbook.records import check_folder, load_runs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL: dict[str, Any] = {
     "device": "virtual",
     "steps": 3,

@@ -35,8 +35,6 @@ from atom.errors import BadInput
 from atom.workbook.greedy_equality_runs import SWEEP, unexpected
 from atom.workbook.records import load_runs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = GreedyEqualitySettings(
     requests=3, prompt_tokens=20, output_tokens=8, only=(NULL, MTP, "MTP-3, chunks", CONTROL)
 )

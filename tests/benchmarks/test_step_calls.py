@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from atom.benchmarks.step_calls import StepCalls, count_calls
 from atom.config import CopyProtocol, GuardMode
@@ -13,10 +12,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def calls() -> dict[tuple[CopyProtocol, GuardMode, bool], StepCalls]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    found = list(count_calls(batch=2, steps=STEPS))
-    torch.set_num_threads(threads)
+    found = count_calls(batch=2, steps=STEPS)
     return {(one.protocol, one.guard, one.epoch_tag): one for one in found}
 
 

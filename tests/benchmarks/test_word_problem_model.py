@@ -19,10 +19,7 @@ MODEL = Path(__file__).resolve().parents[2] / "data" / "models" / "words8"
 #: items answered by both; the first of them also without speculation
 _ITEMS = 3
 
-pytestmark = [
-    pytest.mark.skipif(not MODEL.exists(), reason=f"no model in {MODEL.name}"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=f"no model in {MODEL.name}")
 
 
 def test_files_fit_the_repository() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import openai
 import pytest
-import torch
 from serving import MODEL, Running, serve
 
 from atom.entrypoints.loading import load
@@ -32,11 +31,9 @@ _PROMPTS = ["tell me more. " * (1 + number % 5) + "abcdef"[number] for number in
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    threads = torch.get_num_threads()
     loaded = load("preset:tiny", "virtual", _SETTINGS)
     with serve(loaded.engine, vocab_size=loaded.vocab_size, longest=512) as server:
         yield server
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,6 @@ import random
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from atom.device.virtual import VirtualDevice
 from atom.model_engine.engine_builder import build_engine, load_model
 from atom.model_engine.engine_settings import EngineSettings
@@ -30,7 +28,6 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 @lru_cache(maxsize=2)
 def tiny_model(seed: int = 0) -> LoadedModel:
     """The tiny preset, loaded once: weights are read, never written."""
-    torch.set_num_threads(1)
     return load_model("preset:tiny", VirtualDevice("MI355X"), seed=seed, max_positions=4096)
 
 

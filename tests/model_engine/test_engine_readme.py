@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 
 from atom.__main__ import main
 from atom.entrypoints.serve import add_arguments, engine_values
@@ -24,7 +23,6 @@ def commands() -> list[list[str]]:
 
 
 def test_the_program_runs_and_both_ways_give_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    torch.set_num_threads(1)
     (program,) = re.findall(r"```python\n(.+?)```", SECTION, re.S)
     exec(compile(program, "README.md", "exec"), {})
     lines = capsys.readouterr().out.strip().splitlines()

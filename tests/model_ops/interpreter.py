@@ -70,9 +70,6 @@ def assert_check_passes(file: str, name: str) -> None:
 
 
 def _main(file: str) -> None:
-    import torch
-
-    torch.set_num_threads(1)
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None

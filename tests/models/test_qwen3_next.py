@@ -19,8 +19,6 @@ from atom.models.presets import PRESETS, random_checkpoint
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.weights import load_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TOLERANCE = 1e-4
 
 CONFIGS: dict[str, ModelConfig] = {

@@ -24,8 +24,6 @@ from atom.models.training_optimizer import orthogonalize
 from atom.models.training_sizes import SIZES, for_tokenizer
 from atom.models.weights import load_model, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 #: one layer of each kind
 CONFIG = small_config(num_hidden_layers=2, layer_types=(LINEAR, FULL))
 

@@ -14,8 +14,6 @@ from atom.models.training_model import DRAFT_PASSES, TrainingModel
 from atom.models.weights import LoadedModel, load_model, write_checkpoint
 from atom.spec_decode.mtp import draft, draft_first_pass, draft_plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 _TOKENS = 64
 
 

@@ -26,8 +26,6 @@ from atom.spec_decode.mtp import Drafts, draft, draft_first_pass, draft_plan
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 from paged_requests import PagedRequests, small_config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CONFIGS = {
     "grouped": small_config(),
     "tied, biased": small_config(

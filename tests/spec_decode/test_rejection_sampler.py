@@ -40,8 +40,6 @@ from atom.transfer.payload import (
     read_payload,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LENGTHS = st.lists(st.integers(0, 1 + K), min_size=1, max_size=9)
 
 
