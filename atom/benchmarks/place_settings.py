@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from atom.config import Settings
 
 
-def _no_gpu_twice(values: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(values)) != len(values):
+def _no_item_twice(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    # as they are named
+    if len({f"{one:g}" if isinstance(one, float) else one for one in values}) != len(values):
         raise ValueError("a value stands twice")
     return values
+
+
+#: of a tuple's type: none of its values stands twice
+Once = AfterValidator(_no_item_twice)
 
 
 class PlaceSettings(Settings):
     """No part of what is measured: not recorded, and given anew when a run goes on."""
 
-    gpus: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=1023)], ...], AfterValidator(_no_gpu_twice)
-    ] = Field((), exclude=True)
+    gpus: Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], Once] = Field(
+        (), exclude=True
+    )
     """GPUs of this host, a point on each side by side; empty: the first one."""
 
     scheduler: str | None = Field(None, min_length=1, exclude=True)

@@ -83,6 +83,7 @@ def measure(
     *,
     subprocesses: bool | None = None,
     command: Sequence[str] = WORKER_COMMAND,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[SweepEvent]:
     """Run jobs one after the other and yield what happens. Close the iterator to stop workers.
 
@@ -91,6 +92,7 @@ def measure(
         jobs: from :func:`atom.benchmarks.race_plan.build_jobs`.
         subprocesses: a process a job; by default on an accelerator only.
         command: starts a worker (see :mod:`atom.benchmarks.race_worker`).
+        variables: of its environment, beside this process's, e.g. the GPU that it sees.
 
     Raises:
         DeviceError: no accelerator.
@@ -98,7 +100,7 @@ def measure(
     if subprocesses is None:
         subprocesses = settings.device is DeviceChoice.ACCELERATOR
     if subprocesses:
-        yield from _in_workers(settings, jobs, command)
+        yield from _in_workers(settings, jobs, command, variables or {})
     else:
         yield from _in_process(settings, jobs)
 
@@ -132,7 +134,10 @@ def _in_process(settings: RaceSettings, jobs: Sequence[Job]) -> Iterator[SweepEv
 
 
 def _in_workers(
-    settings: RaceSettings, jobs: Sequence[Job], command: Sequence[str]
+    settings: RaceSettings,
+    jobs: Sequence[Job],
+    command: Sequence[str],
+    variables: Mapping[str, str],
 ) -> Iterator[SweepEvent]:
     kind = accelerator_kind(settings)
     waiting = list(jobs)
@@ -141,7 +146,8 @@ def _in_workers(
         if not waiting:
             return None
         job = waiting.pop(0)
-        environment = worker_environment(os.environ, kind, job.queue_setting, job.allocator)
+        base = {**os.environ, **variables}
+        environment = worker_environment(base, kind, job.queue_setting, job.allocator)
         return job, Worker(command, environment)
 
     running = start()

@@ -232,17 +232,21 @@ def _visible_index(index: int, variables: tuple[str, ...]) -> str:
     return str(index)
 
 
+def nvml_handle(name: str) -> Any:
+    """NVML's handle of a GPU by its number or UUID, as ``CUDA_VISIBLE_DEVICES`` names it."""
+    import pynvml
+
+    if name.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    return pynvml.nvmlDeviceGetHandleByUUID(name.encode())
+
+
 def _from_nvml(index: int) -> dict[str, Any]:
     import pynvml
 
     pynvml.nvmlInit()
     try:
-        name = _visible_index(index, ("CUDA_VISIBLE_DEVICES",))
-        handle = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(name))
-            if name.isdigit()
-            else pynvml.nvmlDeviceGetHandleByUUID(name.encode())
-        )
+        handle = nvml_handle(_visible_index(index, ("CUDA_VISIBLE_DEVICES",)))
 
         def ask(call: str, *arguments: Any) -> Any:
             try:
@@ -377,8 +381,10 @@ def _output(command: list[str]) -> str:
 
 
 def _numa_node(address: str | None) -> int | None:
-    if not address:
-        return None
-    # NVML writes an eight-digit domain, sysfs a four-digit one.
+    return numa_node(sysfs_address(address)) if address else None
+
+
+def sysfs_address(address: str) -> str:
+    """A PCI address as sysfs writes it: NVML has eight digits of a domain, sysfs four."""
     domain, _, rest = address.lower().partition(":")
-    return numa_node(f"{domain[-4:]}:{rest}")
+    return f"{domain[-4:]}:{rest}"

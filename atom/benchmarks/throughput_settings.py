@@ -9,10 +9,10 @@ from enum import StrEnum
 from itertools import product
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from atom.benchmarks.arms import is_wanted
-from atom.benchmarks.place_settings import PlaceSettings
+from atom.benchmarks.place_settings import Once, PlaceSettings
 from atom.benchmarks.server_settings import ServerSettings
 from atom.config import CopyProtocol, DeviceChoice, GuardMode, Names
 from atom.errors import BadInput
@@ -42,14 +42,6 @@ class Special(StrEnum):
     BACKENDS = "backends"  #: LMCache in place of our own pool (where installed), at the same points
 
 
-def _no_item_twice(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    # as they are named
-    if len({f"{one:g}" if isinstance(one, float) else one for one in values}) != len(values):
-        raise ValueError("a value stands twice")
-    return values
-
-
-_Once = AfterValidator(_no_item_twice)
 Concurrency = Annotated[int, Field(ge=1, le=1024)]
 PoolGib = Annotated[float, Field(gt=0, le=8192)]
 
@@ -90,33 +82,33 @@ class ThroughputSettings(ServerSettings, PlaceSettings):
     warmup_requests: int = Field(1, ge=0, le=1000)
     """Requests of each session lane before the window starts."""
 
-    concurrency: Annotated[tuple[Concurrency, ...], Field(min_length=1), _Once] = (2, 4)
+    concurrency: Annotated[tuple[Concurrency, ...], Field(min_length=1), Once] = (2, 4)
     """Live sessions."""
 
-    pool_gib: Annotated[tuple[PoolGib, ...], _Once] = (0.0005, 0.002)
+    pool_gib: Annotated[tuple[PoolGib, ...], Once] = (0.0005, 0.002)
     """Sizes of the CPU pool in GiB."""
 
     no_offload: bool = True
     """Whether the grid has a column without a CPU pool."""
 
-    protocol: Annotated[tuple[CopyProtocol, ...], Field(min_length=1), _Once] = (CopyProtocol.HOLD,)
+    protocol: Annotated[tuple[CopyProtocol, ...], Field(min_length=1), Once] = (CopyProtocol.HOLD,)
     """Copy protocols of the grid. unpatched runs there without any net."""
 
-    offload_policy: Annotated[tuple[PoolPolicy, ...], Field(min_length=1), _Once] = (
+    offload_policy: Annotated[tuple[PoolPolicy, ...], Field(min_length=1), Once] = (
         PoolPolicy.SHARED_LRU,
     )
     """Offload policies of the grid; the first is that of all special arms."""
 
-    chunk_tokens: Annotated[tuple[int, ...], Field(min_length=1), _Once] = (64,)
+    chunk_tokens: Annotated[tuple[int, ...], Field(min_length=1), Once] = (64,)
     """Tokens of a KV entry of the CPU pool in the grid; the first is that of all special arms."""
 
     repeats: int = Field(1, ge=1, le=100)
     """How often each point of the grid runs."""
 
-    special: Annotated[tuple[Special, ...], _Once] = ()
+    special: Annotated[tuple[Special, ...], Once] = ()
     """Arms beside the grid; each runs after it."""
 
-    central_concurrency: Annotated[tuple[Concurrency, ...], _Once] = ()
+    central_concurrency: Annotated[tuple[Concurrency, ...], Once] = ()
     """Concurrencies whose points of the grid are repeated; empty: the middle one."""
 
     central_repeats: int = Field(2, ge=2, le=100)
@@ -130,7 +122,7 @@ class ThroughputSettings(ServerSettings, PlaceSettings):
     """Concurrency and pool of zero_copy and the offload's arms; empty: the two highest
     concurrencies with the largest pool."""
 
-    other_chunk_tokens: Annotated[tuple[int, ...], _Once] = (16, 256)
+    other_chunk_tokens: Annotated[tuple[int, ...], Once] = (16, 256)
     """Sizes of a store beside the grid's."""
 
     only: Names = ()

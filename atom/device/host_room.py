@@ -86,6 +86,20 @@ def processors_near(pci_address: str, root: Path = Path("/")) -> frozenset[int]:
     return frozenset(found)
 
 
+def processors_apart(
+    pci_address: str, root: Path = Path("/")
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Of this process's processors, those near a PCI device, and those of other memory nodes.
+
+    Both are empty where no node is named, or where the system cannot bind processes.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset(), frozenset()
+    own = frozenset(os.sched_getaffinity(0))
+    near = own & processors_near(pci_address, root)
+    return (near, own - near) if near else (frozenset(), frozenset())
+
+
 @contextmanager
 def on_processors(wanted: frozenset[int]) -> Iterator[bool]:
     """Run this thread on some of its processors: what it pins is taken from their node.

@@ -5,6 +5,12 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from atom.benchmarks.capacity_rows import CapacityRow
+from atom.benchmarks.colocation_rows import (
+    BandwidthRow,
+    ColocationRaceRow,
+    ColocationRow,
+    NeighbourRow,
+)
 from atom.benchmarks.engine_fault_rows import EngineFaultRow
 from atom.benchmarks.engine_speed_rows import DeviceTimeRow, FloorRow, MemoryRow, SpeedRow
 from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow
@@ -41,6 +47,12 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
         "requests": ThroughputRequestRow,
         "causes": TierCauseRow,
     },
+    "colocation": {
+        "points": ColocationRow,
+        "race": ColocationRaceRow,
+        "neighbours": NeighbourRow,
+        "bandwidth": BandwidthRow,
+    },
 }
 
 
@@ -74,6 +86,12 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "points": ("point_id",),
         "requests": ("point_id", "number"),
         "causes": ("point_id", "what", "kind", "cause"),
+    },
+    "colocation": {
+        "points": ("point_id", "observed"),
+        "race": ("colocation_id", "point_id"),
+        "neighbours": ("point_id", "number"),
+        "bandwidth": ("point_id", "second", "what", "gpu_index"),
     },
 }
 

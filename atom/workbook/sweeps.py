@@ -195,6 +195,7 @@ _POINT_SWEEPS = {
     "detectors": "detector_runs",
     "foreign": "foreign_runs",
     "throughput": "throughput_runs",
+    "colocation": "colocation_runs",
     "capacity": "capacity_runs",
 }
 

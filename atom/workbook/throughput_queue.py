@@ -20,8 +20,38 @@ _START_SECONDS = {DeviceChoice.VIRTUAL: 5.0, DeviceChoice.ACCELERATOR: 14.0}
 _PIN_SECONDS_PER_GIB = 0.35
 
 
+class TimeBudget:
+    """Whether there is time for one more point, by how long the latest ones took.
+
+    Args:
+        seconds: from now on; ``None``: as long as it takes.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._factors: list[float] = []
+
+    def took(self, planned: float, seconds: float) -> None:
+        """A point took so long: the next estimates know."""
+        self._factors.append(seconds / planned)
+
+    def allows(self, planned: float) -> bool:
+        """Whether a point would end within it that is planned to take so many seconds."""
+        if self._seconds is None:
+            return True
+        needed = max(self._factors[-6:], default=1.0) * planned
+        return time.monotonic() - self._began + needed <= self._seconds
+
+
 class Queue:
-    """Points that are left, as jobs, while there is time for them."""
+    """Points that are left, as jobs, while there is time for them.
+
+    Attributes:
+        sweep: identity of the jobs' sweep.
+        left: identities of the points for which no time was left.
+        warm_ups: jobs that come first and are not recorded.
+    """
 
     def __init__(
         self, settings: ThroughputSettings, points: list[ThroughputPoint], model: str
@@ -31,22 +61,21 @@ class Queue:
         self._settings = settings
         self._points = points
         self._model = model
-        self._warm_ups = self._build_warm_ups() if settings.warm_up else []
-        self._began = time.monotonic()
-        self._took: list[float] = []
+        self._budget = TimeBudget(settings.budget_seconds)
+        self.warm_ups = self._build_warm_ups() if settings.warm_up else []
 
     def took(self, point: ThroughputPoint, seconds: float) -> None:
         """A point took so long: the next estimates know."""
-        self._took.append(seconds / estimate_seconds(self._settings, point))
+        self._budget.took(estimate_seconds(self._settings, point), seconds)
 
     def next(self) -> dict[str, Any] | None:
         """The next point's job; those for which no time is left are passed over."""
-        if self._warm_ups:
-            return self._warm_ups.pop(0)
+        if self.warm_ups:
+            return self.warm_ups.pop(0)
         while self._points:
             point = self._points.pop(0)
-            if self._has_time(point):
-                return self._job(point)
+            if self._budget.allows(estimate_seconds(self._settings, point)):
+                return self.job(point)
             self.left.append(point.point_id)
         return None
 
@@ -60,7 +89,7 @@ class Queue:
                 largest[kernels] = point
         jobs = []
         for point in list(largest.values())[: max(1, len(self._settings.gpus))]:
-            job = self._job(point)
+            job = self.job(point)
             job["settings"] |= {"duration_seconds": _WARM_UP_SECONDS}
             job["key"] = f"warm-up/{point.point_id}"
             # a cold compilation is no hang
@@ -71,16 +100,8 @@ class Queue:
             jobs.append(job | {"warm_up": True})
         return jobs
 
-    def _has_time(self, point: ThroughputPoint) -> bool:
-        budget = self._settings.budget_seconds
-        if budget is None:
-            return True
-        recent = self._took[-6:]
-        factor = max(recent, default=1.0)
-        needed = factor * estimate_seconds(self._settings, point)
-        return time.monotonic() - self._began + needed <= budget
-
-    def _job(self, point: ThroughputPoint) -> dict[str, Any]:
+    def job(self, point: ThroughputPoint) -> dict[str, Any]:
+        """A point as a job of ``throughput_process.run_point``."""
         settings = self._settings
         values = settings.model_dump(mode="json") | settings.unrecorded() | {"model": self._model}
         log = None

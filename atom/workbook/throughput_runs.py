@@ -17,13 +17,12 @@ from atom.benchmarks.server_settings import UNRECORDED
 from atom.benchmarks.throughput_point import read_sessions
 from atom.benchmarks.throughput_process import COMMAND, run_point
 from atom.benchmarks.throughput_rows import EXPERIMENT
-from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
+from atom.benchmarks.throughput_settings import Special, ThroughputSettings, build_points
 from atom.config import DeviceChoice
 from atom.device import Device
 from atom.device.interface import DeviceKind
 from atom.errors import BadInput
 from atom.kv_transfer.lmcache_backend import import_lmcache
-from atom.kv_transfer.pool_entry import OffloadBackend
 from atom.model_engine.engine_builder import PRESET
 from atom.models.model_config import ModelConfig
 from atom.models.presets import EMBEDDING_SCALES, preset, random_checkpoint
@@ -144,7 +143,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         values = settings.model_dump(mode="json") | {"logs": logs}
         values |= {name: value for name, value in moved.items() if value is not None}
         _refuse_other_traces(settings.traces, values["traces"])
-        return ThroughputSettings.parse(values, where=f"settings of {arguments.resume}")
+        return self.recorded(values, f"settings of {arguments.resume}")
 
     def plan(self, settings: ThroughputSettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
@@ -188,11 +187,11 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             refuse_no_server(settings)
         elif settings.scheduler is None:
             self.refuse_no_model(settings.model)
-        if any(point.arm.backend is OffloadBackend.LMCACHE for point in build_points(settings)):
+        if Special.BACKENDS in settings.special:
             import_lmcache()
-        if settings.gpus:
+        if self.needs_dask(settings):
             refuse_no_dask()
-            environments(settings)
+        environments(settings)
         ready = Ready(read_sessions(settings), settings.model)
         name = settings.model.removeprefix(PRESET)
         here = settings.scheduler is None and device.properties.kind is not DeviceKind.VIRTUAL
@@ -203,6 +202,10 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             random_checkpoint(folder, preset(name), settings.seed, embedding_scale=scale)
             ready.model = folder
         return ready
+
+    def needs_dask(self, settings: ThroughputSettings) -> bool:
+        """Whether points go to the workers of a cluster on this host."""
+        return len(settings.gpus) > 1
 
     @staticmethod
     def refuse_no_model(name: str) -> None:

@@ -1,0 +1,388 @@
+"""What neighbours cost, from recorded rows: ratios to alone, stale rates, bandwidths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from atom.benchmarks.colocation_settings import MemoryNode, Neighbour, condition_text
+from atom.config import CopyProtocol
+from atom.evidence import Evidence
+from atom.workbook.records import Run
+from atom.workbook.statistics import clustered_interval
+from atom.workbook.throughput_analysis import NOTHING, Row, is_ok, mean_of, rows_of
+from atom.workbook.throughput_effects import Effect
+from atom.workbook.throughput_points import Ratio, Spread, pooled_spread, ratio_text
+from atom.workbook.throughput_results import unexpected as unexpected_points
+
+ALONE = Neighbour.NONE.value
+#: points of a sweep may run side by side where each is within so much of alone
+TOLERANCE = 0.01
+THROUGHPUT = "effective_total_throughput"
+#: what is divided by its value alone, in words
+METRICS = {
+    THROUGHPUT: "throughput",
+    "decode_step_p50_ms": "decode step, p50",
+    "prefill_step_p50_ms": "prefill step, p50",
+    "ttft_mean_seconds": "time to first token",
+    "status_latency_p50_us": "status latency, p50",
+}
+UNREPEATED = "no interval: nothing was repeated"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A figure beside neighbours over the same alone.
+
+    Attributes:
+        subject: what was observed.
+        condition: who was beside it.
+        against: what it is compared with.
+        node: where the observed process ran.
+        ratio: over the repeats, with its ends; all three the same where nothing was repeated.
+        runs: repeats of both sides.
+        is_interval: whether the ends are those of a 95% interval.
+    """
+
+    subject: str
+    condition: str
+    against: str
+    node: str
+    ratio: Ratio
+    runs: tuple[int, int]
+    is_interval: bool
+
+
+def observed_rows(runs: Iterable[Run]) -> list[Row]:
+    """Rows of observed engines, with ``condition`` beside their columns."""
+    return [
+        {**row, "condition": condition_text(row["neighbour"], row["neighbours"])}
+        for row in rows_of(runs)
+    ]
+
+
+def is_undisturbed(row: Row) -> bool:
+    """Whether the load ran to its end, and all neighbours did."""
+    return is_ok(row) and row["neighbours_at_end"] == row["neighbours"]
+
+
+def _groups(rows: Sequence[Row], metric: str) -> dict[tuple[str, str, str], list[float]]:
+    """Values of the observed engine by subject, memory node and condition."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        # of a sweep's engines, the one on the GPU that was observed alone
+        if is_undisturbed(row) and row[metric] and not row["observed"]:
+            key = (row["subject"], row["memory_node"], row["condition"])
+            found.setdefault(key, []).append(float(row[metric]))
+    return found
+
+
+def spread_of(rows: Sequence[Row], metric: str = THROUGHPUT) -> Spread | None:
+    """Spread of the repeats of one condition, over all conditions; ``None`` without repeats."""
+    groups = _groups(rows, metric)
+    repeated = [values for values in groups.values() if len(values) > 1]
+    return pooled_spread(repeated, f"the repeats of {len(repeated)} conditions")
+
+
+def costs(rows: Sequence[Row], metric: str = THROUGHPUT) -> list[Cost]:
+    """Each condition over alone, and the far memory node over the near one.
+
+    Args:
+        rows: of one run.
+        metric: column.
+    """
+    groups, spread = _groups(rows, metric), spread_of(rows, metric)
+    near, far = MemoryNode.NEAR.value, MemoryNode.FAR.value
+    found = []
+    for (subject, node, condition), values in sorted(groups.items()):
+        base = groups.get((subject, node, ALONE))
+        if condition != ALONE and base:
+            found.append(_cost(subject, condition, ALONE, node, values, base, spread))
+    for (subject, node, condition), values in sorted(groups.items()):
+        base = groups.get((subject, near, condition))
+        if node == far and base:
+            found.append(_cost(subject, condition, "the near node", node, values, base, spread))
+    return found
+
+
+def _cost(
+    subject: str,
+    condition: str,
+    against: str,
+    node: str,
+    values: Sequence[float],
+    base: Sequence[float],
+    spread: Spread | None,
+) -> Cost:
+    if spread is None:
+        middle = math.exp(float(np.mean(np.log(values)) - np.mean(np.log(base))))
+        ratio = (middle, middle, middle)
+    else:
+        ratio = spread.of(values, base)
+    sure = spread is not None and spread.is_interval
+    return Cost(subject, condition, against, node, ratio, (len(values), len(base)), sure)
+
+
+def ends_text(rows: Sequence[Row]) -> str:
+    """What the ends of the ratios of throughput are."""
+    spread = spread_of(rows)
+    return UNREPEATED if spread is None else spread.kind
+
+
+def _ratio_text(one: Cost) -> str:
+    return f"{one.ratio[0]:.3f}" if one.ratio[1] == one.ratio[2] else ratio_text(one.ratio)
+
+
+def costs_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row a condition: each figure over that alone."""
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for metric, words in METRICS.items():
+        for one in costs(rows, metric):
+            key = (one.subject, one.condition, one.node, one.against)
+            line = lines.setdefault(
+                key,
+                {
+                    "observed": one.subject,
+                    "beside it": one.condition,
+                    "node": one.node,
+                    "over": one.against,
+                    "runs": f"{one.runs[0]} and {one.runs[1]}",
+                    **dict.fromkeys(METRICS.values(), NOTHING),
+                },
+            )
+            line[words] = _ratio_text(one)
+    return pd.DataFrame(lines.values())
+
+
+def cost_effects(rows: Sequence[Row], evidence: Evidence) -> list[Effect]:
+    """Ratios of throughput as effects, for a figure."""
+    return [
+        Effect(
+            factor=one.condition.partition(" ")[0],
+            change=f"{one.against} to {one.condition}"
+            if one.against == ALONE
+            else f"{one.against} to the far one, {one.condition}",
+            where=one.subject if one.node == MemoryNode.ANY else f"{one.subject}, {one.node} node",
+            evidence=evidence,
+            throughput=one.ratio,
+            ttft=None,
+        )
+        for one in costs(rows)
+    ]
+
+
+# -- may a sweep run side by side?
+
+
+def side_by_side(one: Cost) -> str:
+    """``yes``, ``no``, or that the interval is too wide to tell."""
+    _, low, high = one.ratio
+    if not one.is_interval:
+        return "open: too few repeats for an interval"
+    if low >= 1 - TOLERANCE and high <= 1 + TOLERANCE:
+        return "yes"
+    if high < 1 - TOLERANCE or low > 1 + TOLERANCE:
+        return "no"
+    return f"open: the interval is not within {TOLERANCE:.0%} of alone, nor outside"
+
+
+def side_by_side_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row a subject and figure that was run on all GPUs at once: may its sweep run so?
+
+    Only throughput decides; the ends of the other figures say where it comes from.
+    """
+    lines = []
+    for one in costs(rows):
+        if not one.condition.startswith(Neighbour.SWEEP):
+            continue
+        own = [row for row in rows if row["subject"] == one.subject and is_undisturbed(row)]
+        alone = mean_of(row[THROUGHPUT] for row in own if row["condition"] == ALONE)
+        every = [row[THROUGHPUT] / alone for row in own if row["condition"] == one.condition]
+        lines.append(
+            {
+                "points of": one.subject,
+                "at once": f"{own_gpus(one)} GPUs",
+                "throughput over alone": _ratio_text(one),
+                "on every GPU": f"{min(every):.3f} to {max(every):.3f}",
+                "may run side by side": side_by_side(one),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def own_gpus(one: Cost) -> int:
+    """GPUs that a ``sweep`` condition takes."""
+    return 1 + int(one.condition.rpartition("x")[2])
+
+
+# -- the race beside neighbours
+
+
+def race_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row an arm: stale trials under each condition, with 95% intervals over its processes."""
+    counts: dict[tuple[str, str], dict[str, list[tuple[int, int]]]] = {}
+    for run in runs:
+        for row in run.tables["race"].to_dict("records"):
+            if row["neighbours_at_end"] != row["neighbours"]:
+                continue
+            condition = condition_text(row["neighbour"], row["neighbours"])
+            stale = int(row["trials"]) - int(row["clean"])
+            own = counts.setdefault((str(row["arm"]), str(row["memory_node"])), {})
+            own.setdefault(condition, []).append((stale, int(row["trials"])))
+    lines = []
+    for (arm, node), own in sorted(counts.items()):
+        for condition, pairs in sorted(own.items(), key=lambda item: (item[0] != ALONE, item[0])):
+            stales, trials = ([pair[place] for pair in pairs] for place in (0, 1))
+            low, high, _ = clustered_interval(stales, trials)
+            lines.append(
+                {
+                    "arm": arm,
+                    "beside it": condition,
+                    "node": node,
+                    "stale": f"{sum(stales):,} of {sum(trials):,}",
+                    "rate": f"{sum(stales) / sum(trials):.1%} [{low:.1%}, {high:.1%}]",
+                    "processes": len(pairs),
+                }
+            )
+    return pd.DataFrame(lines)
+
+
+def widened_arms(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Arms whose rate beside neighbours lies above the one alone, intervals apart."""
+    found = []
+    table = race_table(runs)
+    if table.empty:
+        return []
+    for _, own in table.groupby(["arm", "node"]):
+        by_condition = {row["beside it"]: _ends(row["rate"]) for row in own.to_dict("records")}
+        alone = by_condition.pop(ALONE, None)
+        arm = str(own["arm"].iloc[0])
+        found += [
+            (arm, condition)
+            for condition, ends in by_condition.items()
+            if alone is not None and ends[0] > alone[1]
+        ]
+    return found
+
+
+def _ends(rate: str) -> tuple[float, float]:
+    low, high = rate.partition("[")[2].rstrip("]").split(", ")
+    return float(low.rstrip("%")), float(high.rstrip("%"))
+
+
+# -- who was beside it, and what they took
+
+
+def neighbours_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row a condition: what one neighbour did a second, medians."""
+    frames = [_with_condition(run, "neighbours") for run in runs]
+    table = pd.concat(frames) if frames else pd.DataFrame()
+    if table.empty:
+        return table
+    lines = []
+    for (observed, condition), own in table.groupby(["observed", "condition"]):
+        medians = own.select_dtypes("number").median()
+        lines.append(
+            {
+                "observed": observed,
+                "beside it": condition,
+                "copies to the device, GB/s": _giga(medians["h2d_bytes_per_second"]),
+                "copies from the device, GB/s": _giga(medians["d2h_bytes_per_second"]),
+                "matrix products a second": _count(medians["matmuls_per_second"]),
+                "tokens a second": _count(medians["tokens_per_second"]),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def bandwidth_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row a condition and bandwidth: its median and its most while a point was observed."""
+    frames = [_with_condition(run, "bandwidth") for run in runs]
+    table = pd.concat(frames) if frames else pd.DataFrame()
+    if table.empty:
+        return table
+    where = table["gpu_index"].map(lambda gpu: "host" if pd.isna(gpu) else f"GPU {int(gpu)}")
+    lines = []
+    for (observed, condition, what, place), own in table.groupby(
+        ["observed", "condition", "what", where], sort=True
+    ):
+        rates = own["bytes_per_second"]
+        lines.append(
+            {
+                "observed": observed,
+                "beside it": condition,
+                "bandwidth": what,
+                "of": place,
+                "median, GB/s": _giga(float(rates.median())),
+                "most, GB/s": _giga(float(rates.max())),
+                "samples": len(own),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _with_condition(run: Run, name: str) -> pd.DataFrame:
+    """A table with what was observed and beside whom, from the identity of its points."""
+    table = run.tables[name].copy()
+    parts = [str(point_id).rsplit("/", 3) for point_id in table["point_id"]]
+    table["observed"] = [one[0] for one in parts]
+    table["condition"] = [one[1] for one in parts]
+    return table
+
+
+def bandwidth_series(run: Run, subject: str) -> dict[str, pd.DataFrame]:
+    """Samples of the first point of each condition of one subject, by condition."""
+    table = _with_condition(run, "bandwidth")
+    own = table[table["observed"] == subject]
+    first = own.groupby("condition", sort=False)["point_id"].transform("first")
+    own = own[own["point_id"] == first]
+    return {str(name): group for name, group in own.groupby("condition", sort=False)}
+
+
+def _giga(value: float) -> str:
+    return NOTHING if pd.isna(value) else f"{value / 1e9:.3g}"
+
+
+def _count(value: float) -> str:
+    return NOTHING if pd.isna(value) else f"{value:,.0f}"
+
+
+# -- a run as text
+
+
+def result_text(run: Run) -> str:
+    """Ratios to alone, stale rates and bandwidths, as a terminal shows them."""
+    rows = observed_rows([run])
+    parts = []
+    for title, table in (
+        (f"over alone; {ends_text(rows)}", costs_table(rows)),
+        (f"within {TOLERANCE:.0%} of alone?", side_by_side_table(rows)),
+        ("stale statuses of the race", race_table([run])),
+        ("what one neighbour did", neighbours_table([run])),
+        ("bandwidths", bandwidth_table([run])),
+    ):
+        if not table.empty:
+            parts.append(f"{title}\n{table.to_string(index=False)}")
+    return "\n\n".join(parts) or "no condition has a point alone beside it yet"
+
+
+def unexpected(run: Run) -> list[str]:
+    """Protected engines and arms that were not clean, and neighbours that did not last."""
+    found = unexpected_points(run.tables["points"])
+    for table in (run.tables["points"], run.tables["race"]):
+        for row in table.to_dict("records"):
+            if row["neighbours_at_end"] != row["neighbours"]:
+                name: Any = row.get("colocation_id", row["point_id"])
+                found.append(
+                    f"{name}: {row['neighbours_at_end']} of {row['neighbours']} neighbours lasted"
+                )
+    for row in run.tables["race"].to_dict("records"):
+        stale = int(row["trials"]) - int(row["clean"])
+        if stale and str(row["protocol"]) != CopyProtocol.UNPATCHED.value:
+            found.append(f"{row['colocation_id']}: {row['arm']}: {stale} stale statuses")
+    return list(dict.fromkeys(found))
