@@ -31,7 +31,19 @@ _LEAST_STEPS, _MOST_STEPS = 3, 512
 
 
 class CapacityScheduler(Scheduler):
-    """The scheduler, which also says when its next decisions repeat."""
+    """The scheduler, which also says when its next decisions repeat.
+
+    Attributes:
+        looks_up_at_arrival: see :class:`Machine`.
+    """
+
+    looks_up_at_arrival = False
+
+    def add(self, seq: Sequence) -> None:
+        """See :meth:`Scheduler.add`."""
+        super().add(seq)
+        if self.looks_up_at_arrival and isinstance(self.block_manager, TieredBlockManager):
+            self.block_manager.touch_prefix(seq)
 
     def repeats(self, batch: ScheduledBatch) -> bool:
         """Whether the next batch is sure to be of the same requests as this decode batch.
@@ -96,6 +108,7 @@ class CapacityEngine(LLMEngine):
         self.offload: TimedOffload | None = None
         manager = self._manager(settings, machine)
         scheduler = CapacityScheduler(scheduler_config(settings), manager, clock=self.clock)
+        scheduler.looks_up_at_arrival = machine.looks_up_at_arrival
         super().__init__(settings, scheduler, TimedRunner(machine, self.clock, settings))
         self.leapt_steps = 0
 

@@ -48,6 +48,13 @@ class Machine(Settings):
     state_move_seconds: float = Field(8e-6, ge=0, le=1)
     """A state image saved to, or restored from, a checkpoint on the device."""
 
+    loads_block: bool = False
+    """Whether a load holds up the steps behind it, as one on the default stream would."""
+
+    looks_up_at_arrival: bool = False
+    """Whether the pool is asked for a prompt's KV, and so notes its use, as soon as a request
+    comes, and not only, with its state, when it is admitted."""
+
     kv_bytes_per_token: int = Field(10240, ge=1, le=2**30)
     """Keys and values of one token in all attention layers and the MTP layer."""
 

@@ -91,11 +91,14 @@ class TimedOffload(Offload):
 
     def load(self, chunks: Sequence[ChunkCopy], states: Sequence[StateCopy]) -> TransferJob:
         """See :meth:`Offload.load`: the bytes come at once, the pools are written behind the
-        default stream."""
+        default stream. A machine whose loads block runs them on the default stream itself."""
         nbytes = self._bytes(chunks, states)
-        start = max(self._load_free, self.clock.now)
-        arrived = start + self.machine.copy_seconds + nbytes / self.machine.load_bytes_per_second
-        self._load_free = max(arrived, self.clock.device_free)
+        seconds = self.machine.copy_seconds + nbytes / self.machine.load_bytes_per_second
+        if self.machine.loads_block:
+            self._load_free = self.clock.launch(seconds)
+        else:
+            arrived = max(self._load_free, self.clock.now) + seconds
+            self._load_free = max(arrived, self.clock.device_free)
         job = TransferJob(
             tuple(chunks), tuple(states), nbytes, TimedEvent(self.clock, self._load_free)
         )

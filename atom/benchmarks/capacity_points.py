@@ -5,6 +5,19 @@ layers and an MTP layer have 2 KV heads of 256 in bf16: 13 x 2 x 2 x 256 x 2 = 2
 Its 36 gated-delta-net layers have 32 value heads of 128 x 128 in float32, and three conv rows of
 8,192 channels in bf16: 36 x (2 MiB + 48 KiB) = 77.3 MB an image. The model that the published hours
 served is not public, so one factor, ``byte_scale``, multiplies both.
+
+The device. Sessions that do not wait for a first token pause or hold memory. The published hours
+leave few of them: sessions less requests times TTFT over an hour, 5.5 at 64 sessions and 10.5 at 32
+with 96 GiB. So the KV pool holds some ten requests, tens of GB, whatever the card has.
+
+Ways of the published engine that ours does not have, each with a switch. The recipes of its project
+(ROCm/ATOM, recipes/MiniMax-M3-Agentic-InferenceX.md) allow synchronous look-ups alone, which note
+the use of KV in the pool and keep it for loads to come: ``looks_up_at_arrival``. Nothing does that
+for a state. Host copies are named as what may bind: ``loads_block`` and ``load_gb_per_second``.
+
+The load. Those recipes cap the pauses of a session at 300 s and replay sessions with subagents,
+which keep several requests of one session under way; the harness's manual locks 10 s. The sessions
+here have no subagents, and pauses are capped at 10 s.
 """
 
 from __future__ import annotations
@@ -12,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -39,6 +53,8 @@ class Remedy(StrEnum):
     ISOLATED = "isolated"  #: a share of the pool for states alone
     SPACING = "spacing"  #: more tokens from one place of a state to the next
     ADMISSION = "admission"  #: fewer sessions at a time; the others wait for one to end
+    LATE_LOOKUP = "late_lookup"  #: KV is looked up when a request is admitted, with its state
+    ASYNC_LOADS = "async_loads"  #: loads run beside the steps and do not hold them up
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,8 @@ class Arm:
 
 
 def parse_arm(text: str) -> Arm:
-    """``shared_lru``, ``paired``, ``isolated-0.25``, ``spacing-1024`` or ``admission-0.75``.
+    """One of ``shared_lru``, ``paired``, ``late_lookup``, ``async_loads``, ``isolated-0.25``,
+    ``spacing-1024``, ``admission-0.75``.
 
     Raises:
         BadInput: another text, or a degree out of range.
@@ -71,7 +88,10 @@ def parse_arm(text: str) -> Arm:
     try:
         remedy, value = Remedy(name), float(degree or 0)
     except ValueError:
-        known = "shared_lru, paired, isolated-SHARE, spacing-TOKENS, admission-SHARE"
+        known = (
+            "shared_lru, paired, late_lookup, async_loads, isolated-SHARE, spacing-TOKENS, "
+            "admission-SHARE"
+        )
         raise BadInput(f"arms: expected one of {known}, got {text!r}") from None
     if remedy not in ranges:
         if degree:
@@ -106,13 +126,23 @@ class CapacitySettings(Settings):
     """Sessions and pool in GiB of each setup; a pool of 0 is no offload."""
 
     arms: tuple[str, ...] = ("shared_lru",)
-    """Remedies: shared_lru, paired, isolated-SHARE, spacing-TOKENS, admission-SHARE."""
+    """Remedies: shared_lru, paired, late_lookup, async_loads, isolated-SHARE, spacing-TOKENS,
+    admission-SHARE."""
 
-    byte_scale: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = (3.0,)
+    byte_scale: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = (1.8,)
     """Bytes of a KV token and a state image over the nominal model's."""
 
-    device_gb: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = (200.0,)
-    """KV pool on the device, in GB: what a card of 288 GB has beside weights and working space."""
+    device_gb: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = (60.0,)
+    """KV pool on the device, in GB: see the module."""
+
+    load_gb_per_second: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = (8.0,)
+    """GB a second at which what the pool has of a prompt comes back to the device."""
+
+    loads_block: bool = True
+    """Whether loads hold up the steps; the arm async_loads never does."""
+
+    looks_up_at_arrival: bool = True
+    """Whether KV is looked up as soon as a request comes; the arm late_lookup never does."""
 
     duration_seconds: float = Field(3600.0, gt=0, le=7 * 86400)
     """Profiling window, in simulated seconds."""
@@ -128,6 +158,9 @@ class CapacitySettings(Settings):
 
     repeats: int = Field(1, ge=1, le=1000)
     """Runs of each point, each with the next seed of the order."""
+
+    think_cap_seconds: float = Field(10.0, ge=0, le=86400)
+    """Longest pause of a session between an answer and its next request."""
 
     # how many run at once is no part of what is simulated: not recorded, and given anew on resuming
     processes: int = Field(0, ge=0, le=1024, exclude=True)
@@ -151,8 +184,8 @@ class CapacitySettings(Settings):
     decode_context_seconds: float = Field(2e-9, ge=0, le=1)
     """Assumed: prefill binds every published point, so that they hardly matter."""
 
-    copy_bytes_per_second: float = Field(54.9e9, gt=0, le=1e13)
-    """Of the host link, each way."""
+    store_bytes_per_second: float = Field(54.9e9, gt=0, le=1e13)
+    """Device to host: the rate of the link, as stores run beside the steps."""
 
     max_num_batched_tokens: int = Field(16384, ge=256, le=2**20)
     """Token budget of a prefill step, as published."""
@@ -189,6 +222,7 @@ class CapacityPoint:
     pool_gib: float | None
     byte_scale: float
     device_gb: float
+    load_gb_per_second: float
     repeat: int
 
 
@@ -203,14 +237,19 @@ def build_points(settings: CapacitySettings) -> list[CapacityPoint]:
         arms = [parse_arm(name) for name in settings.arms] if pool else [Arm(Remedy.SHARED_LRU)]
         few = slice(None) if pool else slice(1)
         for arm in arms:
-            for scale in settings.byte_scale[few]:
-                for memory in settings.device_gb[few]:
-                    for repeat in range(settings.repeats):
-                        where = f"{pool:g}GiB" if pool else "none"
-                        name = f"{arm.name}/c{sessions:g}/{where}/x{scale:g}/{memory:g}GB/{repeat}"
-                        points[name] = CapacityPoint(
-                            name, arm, int(sessions), pool or None, scale, memory, repeat
-                        )
+            grid = product(
+                settings.byte_scale[few],
+                settings.device_gb,
+                settings.load_gb_per_second[few],
+                range(settings.repeats),
+            )
+            for scale, memory, rate, repeat in grid:
+                where = f"{pool:g}GiB" if pool else "none"
+                sizes = f"x{scale:g}/{memory:g}GB/{rate:g}GBs"
+                name = f"{arm.name}/c{sessions:g}/{where}/{sizes}/{repeat}"
+                points[name] = CapacityPoint(
+                    name, arm, int(sessions), pool or None, scale, memory, rate, repeat
+                )
     chosen = [
         one for one in points.values() if is_wanted(settings.only, one.point_id, one.arm.name)
     ]
@@ -229,19 +268,22 @@ def read_sessions(settings: CapacitySettings) -> tuple[Session, ...]:
     return generate_sessions(settings.sessions, settings.seed).sessions
 
 
-def machine_of(settings: CapacitySettings, byte_scale: float) -> Machine:
+def machine_of(settings: CapacitySettings, point: CapacityPoint) -> Machine:
     """Costs and sizes of a point."""
+    remedy = point.arm.remedy
     return Machine(
-        kv_bytes_per_token=round(settings.kv_bytes_per_token * byte_scale),
-        state_image_bytes=round(settings.state_image_bytes * byte_scale),
+        kv_bytes_per_token=round(settings.kv_bytes_per_token * point.byte_scale),
+        state_image_bytes=round(settings.state_image_bytes * point.byte_scale),
         prefill_token_seconds=settings.prefill_token_seconds,
         prefill_base_seconds=settings.prefill_base_seconds,
         prefill_pair_seconds=0.0,
         decode_base_seconds=settings.decode_base_seconds,
         decode_row_seconds=settings.decode_row_seconds,
         decode_context_seconds=settings.decode_context_seconds,
-        store_bytes_per_second=settings.copy_bytes_per_second,
-        load_bytes_per_second=settings.copy_bytes_per_second,
+        store_bytes_per_second=settings.store_bytes_per_second,
+        load_bytes_per_second=1e9 * point.load_gb_per_second,
+        loads_block=settings.loads_block and remedy is not Remedy.ASYNC_LOADS,
+        looks_up_at_arrival=settings.looks_up_at_arrival and remedy is not Remedy.LATE_LOOKUP,
     )
 
 
@@ -253,7 +295,7 @@ def run_point(
     served = point.concurrency
     if arm.remedy is Remedy.ADMISSION:
         served = max(1, round(arm.degree * served))
-    machine = machine_of(settings, point.byte_scale)
+    machine = machine_of(settings, point)
     blocks = int(point.device_gb * 1e9 / machine.kv_bytes_per_token / 256)
     engine: dict[str, Any] = {
         "max_num_seqs": served,
@@ -277,6 +319,7 @@ def run_point(
         concurrency=served,
         duration_seconds=settings.duration_seconds,
         seed=settings.seed + point.repeat,
+        think_cap_seconds=settings.think_cap_seconds,
     )
     row = simulate(sessions, load, EngineSettings.parse(engine), machine)
     return row.model_copy(
@@ -288,5 +331,6 @@ def run_point(
             "served_sessions": served,
             "byte_scale": point.byte_scale,
             "device_gb": point.device_gb,
+            "load_gb_per_second": point.load_gb_per_second,
         }
     )

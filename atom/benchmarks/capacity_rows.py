@@ -26,7 +26,7 @@ class CapacityRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     point_id: str = ""
-    """``<arm>/c<sessions>/<pool>/x<byte scale>/<device memory>/<repeat>``: unique within a run."""
+    """``<arm>/c<sessions>/<pool>/x<byte scale>/<device memory>/<load rate>/<repeat>``, unique."""
     arm: str = ""
     """What is changed about the published way of serving."""
     repeat: int = Field(0, ge=0)
@@ -34,6 +34,8 @@ class CapacityRow(BaseModel):
     """Bytes of a KV token and a state image over the nominal model's."""
     device_gb: float | None = Field(None, gt=0)
     """KV pool on the device in GB."""
+    load_gb_per_second: float | None = Field(None, gt=0)
+    """Rate at which loads come back."""
 
     concurrency: int = Field(ge=1)
     """Live sessions that ask."""

@@ -247,6 +247,14 @@ class TieredBlockManager(BlockManager):
         self.tier_counts.asked(failures, load is not None and load.state is not None)
         self._disown(seq.request_id)
         self._next_chunk[seq.request_id] = 0
+        self.touch_prefix(seq)
+        if hit.num_tokens:
+            digest = seq.block_hashes[hit.num_tokens // self.block_size - 1]
+            if self.pool.policy is PoolPolicy.PAIRED:
+                self._resumed[seq.request_id] = digest
+
+    def touch_prefix(self, seq: Sequence) -> None:
+        """Note a use of the KV that the pool has of a prompt, as far as its hashes are known."""
         found: list[PoolKey] = []
         hashes = seq.block_hashes
         for end in range(self.chunk_blocks, len(hashes) + 1, self.chunk_blocks):
@@ -257,10 +265,6 @@ class TieredBlockManager(BlockManager):
         # the end of a prefix goes first, as with LMCache in the process
         for key in reversed(found):
             self.pool.touch(key)
-        if hit.num_tokens:
-            digest = hashes[hit.num_tokens // self.block_size - 1]
-            if self.pool.policy is PoolPolicy.PAIRED:
-                self._resumed[seq.request_id] = digest
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """See :meth:`BlockManager.grow`; waits for copies whose pins are in the way."""

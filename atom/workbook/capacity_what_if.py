@@ -51,11 +51,11 @@ def curve_rows(panel: CapacitySettings, progress: SweepProgress | None = None) -
 
 def link_rows(panel: CapacitySettings, progress: SweepProgress | None = None) -> list[CapacityRow]:
     """The largest pool under the first remedy, with the link as it is and slower."""
-    rate = panel.copy_bytes_per_second
+    rate = panel.load_gb_per_second[0]
     small = {"setups": (panel.setups[-1],), "arms": panel.arms[:1]}
     return _run(
         [
-            panel.model_copy(update={**small, "copy_bytes_per_second": rate / factor})
+            panel.model_copy(update={**small, "load_gb_per_second": (rate / factor,)})
             for factor in _SLOWER
         ],
         progress,
@@ -96,7 +96,8 @@ def link_sentences(panel: CapacitySettings, rows: Sequence[CapacityRow]) -> list
     base = rows[0].effective_total_throughput
     losses = [1 - row.effective_total_throughput / base for row in rows[1:]]
     needed = [f for f, loss in zip(_SLOWER[1:], losses, strict=True) if loss >= 0.07]
-    busy = rows[0].loaded_bytes / panel.copy_bytes_per_second / rows[0].simulated_seconds
+    rate = 1e9 * panel.load_gb_per_second[0]
+    busy = rows[0].loaded_bytes / rate / rows[0].simulated_seconds
     verdict = (
         f"a link {needed[0]:g} times slower is enough for such a difference"
         if needed

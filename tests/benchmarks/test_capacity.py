@@ -50,9 +50,24 @@ SMALL: dict[str, Any] = {
 MIB = 2**20
 
 
-def point(*, leaps: bool = True, concurrency: int = 6, seed: int = 1, **over: Any) -> CapacityRow:
+#: the published engine's ways with the pool
+SYNCHRONOUS: dict[str, Any] = {
+    "loads_block": True,
+    "looks_up_at_arrival": True,
+    "load_bytes_per_second": 1e9,
+}
+
+
+def point(
+    *,
+    leaps: bool = True,
+    concurrency: int = 6,
+    seed: int = 1,
+    costs: dict[str, Any] | None = None,
+    **over: Any,
+) -> CapacityRow:
     load = CapacityLoad(concurrency=concurrency, duration_seconds=12.0, seed=seed)
-    machine = Machine(kv_bytes_per_token=4096, state_image_bytes=MIB)
+    machine = Machine(kv_bytes_per_token=4096, state_image_bytes=MIB, **(costs or {}))
     chosen = EngineSettings.parse({**SERVING, **over})
     return simulate(SESSIONS, load, chosen, machine, leaps=leaps)
 
@@ -65,8 +80,9 @@ def point(*, leaps: bool = True, concurrency: int = 6, seed: int = 1, **over: An
         {"cpu_pool_bytes": 200 * MIB, "offload_policy": "paired", "num_kv_blocks": 700},
         {"num_kv_blocks": 700, "max_num_seqs": 3},
         {"draft_tokens": 0, "forced_acceptance_length": None, "cpu_pool_bytes": 64 * MIB},
+        {"cpu_pool_bytes": 64 * MIB, "num_kv_blocks": 700, "costs": SYNCHRONOUS},
     ],
-    ids=["no offload", "pool", "paired, little memory", "few places", "no drafts"],
+    ids=["no offload", "pool", "paired, little memory", "few places", "no drafts", "synchronous"],
 )
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_leap_leaves_what_its_steps_would_have(over: dict[str, Any], seed: int) -> None:
