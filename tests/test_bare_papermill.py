@@ -23,7 +23,12 @@ _WRITTEN = [stem for stem, spec in NOTEBOOKS.items() if not spec.planned]
 _ONE = "01_fault_arithmetic"
 #: edits that a reader makes in the parameters cell; the whole sizes are executed by make report
 _SMALLER: dict[str, dict[str, Any]] = {
-    "02_race_microbenchmark": {"trials": 4, "processes": 4},
+    "02_race_microbenchmark": {
+        "trials": 4,
+        "processes": 4,
+        "model_draws": 1,
+        "model_trials": 1,
+    },
     "03_source_lifetime": {"trials": 4, "explore_depth": 1, "mutation_depth": 1},
     "05_throughput": {"concurrency": [2], "pool_gib": [0.003], "duration_seconds": 0.1},
 }
