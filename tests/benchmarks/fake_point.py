@@ -31,9 +31,12 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     prepare_for_end()
     # what it does stands in the model's name: "ok", "sleep 1", "hang", "kill", "die 4", "stale",
-    # "slow 1" (to start)
-    word, _, argument = job["settings"]["model"].partition(" ")
-    folder = job["settings"]["traces"]
+    # "slow 1" (to start), "brief" (a neighbour that ends by itself), "die first" (before its load)
+    settings = job.get("settings", {})
+    word, _, argument = job.get("does", settings.get("model", "")).partition(" ")
+    folder = settings.get("traces")
+    # a neighbour of the co-location sweep works until it is killed
+    beside = "neighbour" in job or settings.get("duration_seconds", 0) > 1e5
     if folder is not None and job.get("marks"):
         mark = f"{job['point_id'].replace('/', '-')}.{os.getpid()}.{os.getppid()}"
         (Path(folder) / mark).touch()
@@ -42,12 +45,15 @@ def main() -> None:
         with open(job["told"], "a") as file:
             file.write(json.dumps(values) + "\n")
 
+    if word == "die" and argument == "first":
+        print("the last words", file=sys.stderr, flush=True)
+        os._exit(5)
     if word == "slow":
         time.sleep(float(argument))
         argument = "0"
     pass_gate(job)
     tell(told_by_a_good_point(0) | {"exposure_seconds": 0.5})
-    if word == "hang":
+    if word == "hang" or (beside and word != "brief"):
         child = subprocess.Popen(["sleep", "600"])
         print(f"child {child.pid}", flush=True)
         time.sleep(600)

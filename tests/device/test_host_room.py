@@ -11,6 +11,7 @@ from atom.device.host_room import (
     check_host_room,
     free_host_bytes,
     on_processors,
+    processors_apart,
     processors_near,
 )
 from atom.errors import DeviceOutOfMemory
@@ -90,3 +91,17 @@ def test_a_thread_moves_and_comes_back() -> None:
         assert moved
         assert os.sched_getaffinity(0) == {one}
     assert os.sched_getaffinity(0) == before
+
+
+def test_processors_of_the_other_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:9b:00.0"
+    device.mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    listed = tmp_path / "sys/devices/system/node/node1"
+    listed.mkdir(parents=True)
+    (listed / "cpulist").write_text("4-7\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5})
+    assert processors_apart("0000:9b:00.0", tmp_path) == ({4, 5}, {0, 1})
+    # this process may use none of the near ones, so nothing is far either
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert processors_apart("0000:9b:00.0", tmp_path) == (set(), set())
