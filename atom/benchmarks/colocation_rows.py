@@ -41,12 +41,14 @@ class ColocationRow(_Beside, ThroughputRow):
 
 
 class ColocationRaceRow(_Beside, RaceRow):
-    """One arm of the race beside neighbours; ``process`` is the round."""
+    """One arm of the race beside neighbours, in a process of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     colocation_id: str = Field(min_length=1)
     """The co-location point; ``point_id`` is the race's own."""
+    repeat: int = Field(ge=0)
+    """Which round."""
 
 
 class NeighbourRow(BaseModel):

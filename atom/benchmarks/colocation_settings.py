@@ -174,7 +174,7 @@ def build_colocation(settings: ColocationSettings) -> list[ColocationPoint]:
     chosen = [point for point in points if _wanted(settings.only, point)]
     for pattern in settings.only:
         if not any(_wanted((pattern,), point) for point in chosen):
-            known = ", ".join(dict.fromkeys(point.condition for point in points))
+            known = ", ".join(condition_text(*one) for one in conditions)
             raise BadInput(
                 f"only: {pattern!r} fits no point; conditions: {known}; points look like "
                 f"{points[0].point_id}"

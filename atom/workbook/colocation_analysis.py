@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from atom.benchmarks.colocation_rows import EXPERIMENT
 from atom.benchmarks.colocation_settings import MemoryNode, Neighbour, condition_text
 from atom.config import CopyProtocol
 from atom.evidence import Evidence
-from atom.workbook.records import Run
+from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.statistics import clustered_interval
 from atom.workbook.throughput_analysis import NOTHING, Row, is_ok, mean_of, rows_of
 from atom.workbook.throughput_effects import Effect
@@ -386,3 +387,57 @@ def unexpected(run: Run) -> list[str]:
         if stale and str(row["protocol"]) != CopyProtocol.UNPATCHED.value:
             found.append(f"{row['colocation_id']}: {row['arm']}: {stale} stale statuses")
     return list(dict.fromkeys(found))
+
+
+# -- what a notebook shows
+
+
+def measured_runs(folders: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """Hardware runs of this experiment, oldest first, and what is wrong with others.
+
+    One that ended early has whole points, and is named.
+    """
+    runs, problems = load_runs(existing(folders), EXPERIMENT)
+    kept = []
+    for run in runs:
+        state = run.provenance.exit_state
+        if run.provenance.evidence is Evidence.MEASURED and state != "running":
+            kept.append(run)
+            if state != "finished":
+                problems.append(f"{run.provenance.run_id} is {state}: its points are shown")
+    return kept, problems
+
+
+def setting_text(run: Run) -> str:
+    """How many GPUs a run had, and whether neighbours shared one."""
+    settings = run.provenance.settings
+    gpus = run.provenance.facts.get("gpus", 1)
+    if settings["shared_gpu"]:
+        return "neighbours on the observed engine's GPU"
+    return f"a GPU each, of {gpus} on one host"
+
+
+def cost_sentences(rows: Sequence[Row]) -> list[str]:
+    """The least and the greatest ratio of throughput, by subject and what was beside it."""
+    found: dict[tuple[str, str], list[Cost]] = {}
+    for one in costs(rows):
+        if one.against == ALONE:
+            found.setdefault((one.subject, one.condition.partition(" ")[0]), []).append(one)
+    return [
+        f"{subject}, beside {kind}: throughput over alone "
+        + ", ".join(f"{_ratio_text(one)} ({one.condition})" for one in own)
+        + "."
+        for (subject, kind), own in found.items()
+    ]
+
+
+def race_sentences(runs: Sequence[Run]) -> list[str]:
+    """Which windows of the fault neighbours widen."""
+    if race_table(runs).empty:
+        return ["the race was not run beside neighbours."]
+    wider = widened_arms(runs)
+    if not wider:
+        return ["no arm's stale rate beside neighbours lies above that alone, intervals apart."]
+    return [
+        f"{arm}: staler beside {condition} than alone, intervals apart." for arm, condition in wider
+    ]

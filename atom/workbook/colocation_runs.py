@@ -270,7 +270,7 @@ class _Observer:
                     **{
                         **row.model_dump(),
                         **_beside(self._settings, point, seen),
-                        "process": point.repeat,
+                        "repeat": point.repeat,
                         "colocation_id": point.point_id,
                     }
                 )
