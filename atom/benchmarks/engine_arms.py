@@ -114,15 +114,21 @@ class EngineArm(DecodeArm):
         settings: of the engine.
         device: where it runs.
         max_tokens: more than any window needs, so that no request ends in one.
+        runner_class: what runs its steps.
     """
 
     def __init__(
-        self, loaded: LoadedModel, settings: EngineSettings, device: Device, max_tokens: int
+        self,
+        loaded: LoadedModel,
+        settings: EngineSettings,
+        device: Device,
+        max_tokens: int,
+        runner_class: type[TimedRunner] = TimedRunner,
     ) -> None:
         super().__init__()
         self.has_drafts = settings.draft_tokens > 0
         mtp = loaded.mtp if self.has_drafts else None
-        self.engine = build_engine(loaded.model, mtp, settings, device, runner_class=TimedRunner)
+        self.engine = build_engine(loaded.model, mtp, settings, device, runner_class=runner_class)
         assert isinstance(self.engine.runner, TimedRunner)
         self.runner = self.engine.runner
         self._params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from atom.errors import BadInput
 from atom.evidence import Evidence
 
 Scalar = int | float | bool
+#: of PyTorch's statistics, those of an :class:`AllocatorSample`
+SAMPLED = ("active_bytes", "active", "reserved_bytes", "segment")
 KernelBody = Callable[..., None]
 
 
@@ -101,6 +103,25 @@ class Kernel:
         # the comparison also refuses nan
         if type(self.occupancy) not in (int, float) or not 0 <= self.occupancy <= 1:
             raise BadInput(f"kernel {self.name!r}: occupancy={self.occupancy!r}; allowed: 0 to 1")
+
+
+class AllocatorSample(NamedTuple):
+    """The caching allocator at one moment.
+
+    Attributes:
+        active_bytes: bytes of blocks that are not back in the pool: in tensors, or dropped and
+            waiting for a recorded stream.
+        active_blocks: how many.
+        reserved_bytes: bytes of segments.
+        segments: how many.
+        retries: allocations so far that first had to give cached segments back.
+    """
+
+    active_bytes: int
+    active_blocks: int
+    reserved_bytes: int
+    segments: int
+    retries: int
 
 
 class Event(Protocol):
@@ -201,6 +222,15 @@ class Device(ABC):
     @abstractmethod
     def memory_stats(self) -> dict[str, int]:
         """PyTorch's allocator statistics, by PyTorch's names."""
+
+    def allocator_sample(self) -> AllocatorSample:
+        """The few of :meth:`memory_stats` that can be read at every step."""
+        found = self.memory_stats()
+        active, blocks, reserved, segments = (
+            found.get(f"{name}.all.current", 0) for name in SAMPLED
+        )
+        retries = found.get("num_alloc_retries", 0)
+        return AllocatorSample(active, blocks, reserved, segments, retries)
 
     @abstractmethod
     def empty_cache(self) -> None:

@@ -16,6 +16,7 @@ from atom.benchmarks.engine_speed_rows import DeviceTimeRow, FloorRow, MemoryRow
 from atom.benchmarks.foreign_rows import BlindSpotRow, ForeignFindingRow, ForeignRow
 from atom.benchmarks.greedy_equality_rows import GreedyEqualityRow
 from atom.benchmarks.kernel_rows import KernelRow
+from atom.benchmarks.protocol_cost_rows import CostRow, HeldRow, LimitRow
 from atom.benchmarks.race_rows import RaceRow, TimelineRow
 from atom.benchmarks.source_lifetime_rows import LifetimeRow
 from atom.benchmarks.throughput_rows import ThroughputRequestRow, ThroughputRow, TierCauseRow
@@ -36,6 +37,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
         "floors": FloorRow,
         "memory": MemoryRow,
     },
+    "protocol_cost": {"samples": CostRow, "limits": LimitRow, "held": HeldRow},
     "capacity": {"points": CapacityRow},
     "foreign": {
         "programs": ForeignRow,
@@ -75,6 +77,11 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "device_time": ("point_id", "arm", "category"),
         "floors": ("point_id", "arm", "part"),
         "memory": ("point_id", "part"),
+    },
+    "protocol_cost": {
+        "samples": ("point_id", "arm", "repeat"),
+        "limits": ("limit", "repeat"),
+        "held": ("point_id", "arm", "step"),
     },
     "capacity": {"points": ("point_id",)},
     "foreign": {

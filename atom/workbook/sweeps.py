@@ -191,6 +191,7 @@ _POINT_SWEEPS = {
     "kernels": "kernel_runs",
     "engine-fault": "engine_fault_runs",
     "engine-speed": "engine_speed_runs",
+    "protocol-cost": "protocol_cost_runs",
     "greedy-equality": "greedy_equality_runs",
     "detectors": "detector_runs",
     "foreign": "foreign_runs",

@@ -1,0 +1,319 @@
+"""The protocol-cost experiment: what each way of protecting a host-bound copy costs.
+
+Method. In the bare loop (:mod:`atom.benchmarks.transfer_loop`) and in the engine's decode loop
+(:mod:`atom.benchmarks.engine_cost`) all arms of a point take turns in one process, in an order
+drawn from the seed for every repeat; ``unpatched`` runs twice, so that the difference of two equal
+arms is known. A repeat of an arm is a window of timed steps, then a few steps whose memory is
+watched, and in the first repeat some in which events are counted. The garbage collector runs
+between windows and not in them.
+
+Limits: what no transfer can do without, each by itself, many times. Memory story: a loop whose host
+is far ahead, step by step, with a copy stream that is held up for a while, in front of a step's
+copy or behind it: ``record_stream`` waits for all that was queued when the payload was dropped,
+``hold`` for the copy.
+
+On a virtual device the same code runs and the times are those of its clock: labelled simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+
+from atom.benchmarks.engine_cost import EngineCostBench
+from atom.benchmarks.engine_speed_rows import Clock
+from atom.benchmarks.protocol_cost_rows import (
+    BARE_ARMS,
+    PROTOCOLS,
+    CostArm,
+    CostRow,
+    HeldRow,
+    LimitRow,
+    Loop,
+)
+from atom.benchmarks.protocol_cost_settings import (
+    CostPoint,
+    PointKind,
+    ProtocolSweepSettings,
+    build_points,
+)
+from atom.benchmarks.transfer_loop import (
+    WRITE_STATUS,
+    CopyStreamWork,
+    TransferLoop,
+    kept_seconds,
+    memory_columns,
+    microseconds,
+    quiet_collector,
+)
+from atom.config import CopyProtocol
+from atom.device import DeviceKind
+from atom.device.interface import Device, Stream
+from atom.device.plain_copy import counted_events
+from atom.errors import DeviceError
+
+Tables = dict[str, list[BaseModel]]
+#: bytes of the copy whose latency is a limit
+LIMIT_BYTES = 256
+#: a loop is warm once every slot has gone round
+_MEMORY_WARM_UP = 2
+_MEMORY_ARMS = (
+    CostArm.UNPATCHED,
+    CostArm.RECORD_STREAM,
+    CostArm.HOLD,
+    CostArm.BLOCKING,
+    CostArm.ZERO_COPY,
+)
+
+
+def clock_of(device: Device) -> Clock:
+    """Whose times a device gives."""
+    virtual = device.properties.kind is DeviceKind.VIRTUAL
+    return Clock.SIMULATION if virtual else Clock.ACCELERATOR
+
+
+def work_of(settings: ProtocolSweepSettings, point: CostPoint) -> CopyStreamWork:
+    """What else the copy stream has to do at a point."""
+    return CopyStreamWork(
+        point.pressure, settings.store_bytes, settings.stuck_seconds, settings.stuck_every
+    )
+
+
+def run_points(
+    settings: ProtocolSweepSettings, device: Device, done: Sequence[str] = ()
+) -> Iterator[tuple[CostPoint, Tables]]:
+    """Run the points that are not done yet, one after the other.
+
+    Args:
+        settings: of the experiment.
+        device: where it runs.
+        done: identities of points to leave out.
+
+    Raises:
+        DeviceError: a protocol that protects its copies delivered another step's bytes, or does
+            not work on this device.
+        BadInput: an engine does not fit into memory.
+    """
+    stream = device.new_stream()
+    bench: EngineCostBench | None = None
+    tables: Tables
+    with ExitStack() as stack:
+        for number, point in enumerate(build_points(settings)):
+            if point.point_id in done:
+                continue
+            if point.kind is PointKind.ENGINE and bench is None:
+                bench = stack.enter_context(EngineCostBench(settings, device))
+            with quiet_collector() as collect:
+                if point.kind is PointKind.LIMITS:
+                    tables = {"limits": [*_limits(settings, device, stream, collect)]}
+                elif point.kind is PointKind.BARE:
+                    tables = {"samples": [*_bare(settings, device, stream, point, number, collect)]}
+                elif point.kind is PointKind.MEMORY:
+                    tables = {"held": [*_memory(settings, device, stream, point, collect)]}
+                else:
+                    assert bench is not None
+                    work = work_of(settings, point)
+                    tables = {"samples": [*bench.run(point, work, number, collect)]}
+            yield point, tables
+
+
+def turns(
+    arms: Sequence[CostArm], seed: int, number: int, repeats: int
+) -> Iterator[tuple[int, list[CostArm]]]:
+    """Repeats, each with all arms in an order drawn for it."""
+    random = np.random.default_rng([seed, 3, number])
+    for repeat in range(repeats):
+        yield repeat, [arms[index] for index in random.permutation(len(arms))]
+
+
+def _refuse_stale(arm: CostArm, stale: int, where: str) -> None:
+    protected = arm in PROTOCOLS and PROTOCOLS[arm] is not CopyProtocol.UNPATCHED
+    if stale and protected:
+        raise DeviceError(
+            f"{where}: {stale} payloads of another step arrived under {arm}, which protects them; "
+            "nothing that it costs is worth knowing"
+        )
+
+
+def _bare(
+    settings: ProtocolSweepSettings,
+    device: Device,
+    stream: Stream,
+    point: CostPoint,
+    number: int,
+    collect: Callable[[], None],
+) -> Iterator[CostRow]:
+    work = work_of(settings, point)
+    loops = {
+        arm: TransferLoop(device, stream, arm, point.batch, point.lead, work)
+        for arm in BARE_ARMS
+        if settings.wants(arm)
+    }
+    same: dict[str, Any] = {
+        "point_id": point.point_id,
+        "clock": clock_of(device),
+        "loop": Loop.BARE,
+        "batch": point.batch,
+        "lead": point.lead,
+        "pressure": point.pressure,
+        "steps": settings.steps,
+    }
+    for repeat, order in turns(list(loops), settings.seed, number, settings.repeats):
+        for position, arm in enumerate(order):
+            loop = loops[arm]
+            collect()
+            loop.window(settings.warmup_steps)
+            times = loop.window(settings.steps)
+            base = loop.base()
+            watched = loop.window(settings.watched_steps, watch=True)
+            columns: dict[str, Any] = {}
+            if repeat == 0:
+                with counted_events(device) as made:
+                    loop.window(settings.counted_steps)
+                columns = {"events_created": made[0], "counted_steps": settings.counted_steps}
+            _refuse_stale(arm, times.stale, point.point_id)
+            samples = [sample for _, sample in watched.sent]
+            yield CostRow(
+                **same,
+                arm=arm,
+                repeat=repeat,
+                position=position,
+                **microseconds(times.step, "step"),
+                **microseconds(times.make, "make", quantile=False),
+                **microseconds(times.send, "send"),
+                **microseconds(times.receive, "receive"),
+                wait_us=float(np.mean(times.wait)) * 1e6,
+                stale=times.stale,
+                **memory_columns(samples, base),
+                kept_us=kept_seconds(watched, base) * 1e6,
+                **columns,
+            )
+
+
+def _memory(
+    settings: ProtocolSweepSettings,
+    device: Device,
+    stream: Stream,
+    point: CostPoint,
+    collect: Callable[[], None],
+) -> Iterator[HeldRow]:
+    steps = settings.memory_steps
+    # once in a window, in its middle
+    work = CopyStreamWork(point.pressure, settings.store_bytes, settings.stuck_seconds, steps)
+    for arm in _MEMORY_ARMS:
+        if not settings.wants(arm):
+            continue
+        loop = TransferLoop(device, stream, arm, point.batch, point.lead, work, behind=point.behind)
+        loop.window(_MEMORY_WARM_UP * (point.lead + 1))
+        collect()
+        base = loop.base()
+        times = loop.window(steps, watch=True)
+        _refuse_stale(arm, times.stale, point.point_id)
+        first = times.sent[0][0]
+        for step, (at, sample) in enumerate(times.sent):
+            yield HeldRow(
+                point_id=point.point_id,
+                clock=clock_of(device),
+                arm=arm,
+                lead=point.lead,
+                step=step,
+                at_us=(at - first) * 1e6,
+                stuck=times.stuck[step],
+                held_bytes=sample.active_bytes - base.active_bytes,
+                reserved_bytes=sample.reserved_bytes,
+                segments=sample.segments,
+            )
+
+
+def _limits(
+    settings: ProtocolSweepSettings, device: Device, stream: Stream, collect: Callable[[], None]
+) -> Iterator[LimitRow]:
+    calls = limit_calls(device, stream)
+    for repeat in range(settings.repeats):
+        for name, (call, settle) in calls.items():
+            collect()
+            seconds = timed_calls(device, call, settle, settings.limit_calls)
+            values = np.asarray(seconds) * 1e6
+            yield LimitRow(
+                point_id="limits",
+                clock=clock_of(device),
+                limit=name,
+                repeat=repeat,
+                calls=len(seconds),
+                median_us=float(np.median(values)),
+                p99_us=float(np.quantile(values, 0.99)),
+            )
+            device.synchronize()
+
+
+def timed_calls(device: Device, call: Callable[[], None], settle: int, calls: int) -> list[float]:
+    """Host seconds of each of ``calls`` calls; every ``settle`` of them the device catches up."""
+    now = device.host_seconds
+    seconds = []
+    for number in range(calls):
+        if number % settle == 0:
+            device.synchronize()
+        began = now()
+        call()
+        seconds.append(now() - began)
+    return seconds
+
+
+def limit_calls(device: Device, stream: Stream) -> dict[str, tuple[Callable[[], None], int]]:
+    """What is timed by itself, by name: a call, and how many of it may be queued.
+
+    The two latencies end with a wait: they are what the host sees of one kernel, and of one copy.
+    """
+    event, other = device.new_event(), device.new_event()
+    status = device.empty((LIMIT_BYTES,), torch.uint8)
+    host = device.pinned((LIMIT_BYTES,), torch.uint8)
+    default = device.default_stream
+
+    def kernel() -> None:
+        device.launch(WRITE_STATUS, (), (status,), scalars=(0,))
+
+    def wait() -> None:
+        stream.wait_event(other)
+
+    def copy() -> None:
+        device.copy(host, status, stream=stream)
+
+    def kernel_latency() -> None:
+        kernel()
+        event.record(default)
+        event.synchronize()
+
+    def copy_latency() -> None:
+        copy()
+        event.record(stream)
+        event.synchronize()
+
+    def query() -> None:
+        event.query()
+
+    def new_event() -> None:
+        device.new_event()
+
+    def block() -> None:
+        device.empty((LIMIT_BYTES,), torch.uint8)
+
+    kernel()
+    other.record(default)
+    return {
+        "clock read": (lambda: None, 1_000_000),
+        "event record": (lambda: event.record(stream), 64),
+        "event wait": (wait, 64),
+        "event query": (query, 64),
+        "wait for a completed event": (event.synchronize, 1_000_000),
+        "new event": (new_event, 1_000_000),
+        "block from the allocator": (block, 1_000_000),
+        "kernel launch": (kernel, 64),
+        "copy call, 256 bytes": (copy, 64),
+        "kernel and wait": (kernel_latency, 1),
+        "copy of 256 bytes and wait": (copy_latency, 1),
+    }
