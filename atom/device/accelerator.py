@@ -8,6 +8,7 @@ status copy is made of few microseconds.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from atom.device.argument_checks import (
     check_traffic,
 )
 from atom.device.host_room import free_host_bytes, on_processors, processors_near
+from atom.device.host_visibility import why_no_host_writes
 from atom.device.interface import CopyPath, Device, Kernel, Scalar
 from atom.errors import DeviceError, DeviceOutOfMemory
 
@@ -207,6 +209,15 @@ class Accelerator(Device):
         if alias.data_ptr() != pinned.data_ptr():
             raise DeviceError("mapped: this runtime gave a copy in place of an alias")
         return alias.view(pinned.dtype).view(pinned.shape)
+
+    def why_no_host_writes(self) -> str | None:
+        """See :class:`Device`."""
+        return why_no_host_writes(self.properties.kind, os.environ)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether :meth:`capture` is under way."""
+        return self._home is not raw_of(self.default_stream)
 
     def record_stream(self, tensor: Tensor, stream: interface.Stream) -> None:
         """Tell the allocator that ``stream`` uses ``tensor``."""

@@ -215,6 +215,18 @@ class Device(ABC):
     def mapped(self, pinned: Tensor) -> Tensor:
         """``pinned`` as kernels see it: an alias over the same bytes that a kernel may write."""
 
+    def why_no_host_writes(self) -> str | None:
+        """Why a kernel's writes into mapped memory are not the host's to read behind an event.
+
+        See :mod:`atom.device.host_visibility`; ``None``: they are.
+        """
+        return None
+
+    @property
+    def capturing(self) -> bool:
+        """Whether :meth:`capture` is under way."""
+        return False
+
     @abstractmethod
     def record_stream(self, tensor: Tensor, stream: Stream) -> None:
         """Tell the allocator that ``stream`` uses ``tensor``: its free waits for that stream."""

@@ -380,6 +380,11 @@ class VirtualDevice(WatchedDevice):
             self._graph = None
             self.memory.blocks.end_capture()
 
+    @property
+    def capturing(self) -> bool:
+        """Whether :meth:`capture` is under way."""
+        return self._graph is not None
+
     def refuse_in_capture(self, what: str) -> None:
         """Refuse what a capture cannot hold.
 

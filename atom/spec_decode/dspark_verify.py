@@ -106,6 +106,7 @@ class EllRing:
         self.dtype = dtype
         self.epoch_tag = epoch_tag
         self._strategy = STRATEGIES[CopyProtocol(protocol)]
+        self._strategy.check(device)
         self._lane = Lane.make(device, stream, self._ell_stage, self._ell_unstage, copy_path)
         slot_bytes = self._layout(slot_requests).host_bytes
         self._ell_slot_buffer = [self._new_buffer(slot_bytes, index) for index in range(slots)]

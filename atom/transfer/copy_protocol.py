@@ -109,6 +109,13 @@ class CopyStrategy:
     #: said once when an engine part starts with this protocol
     caution: ClassVar[str | None] = None
 
+    def check(self, device: Device) -> None:
+        """Refuse a device on which the protocol does not work. Called where a queue is made.
+
+        Raises:
+            DeviceError: with the reason and what to do.
+        """
+
     def new_payload(
         self, lane: Lane, layout: PayloadLayout, step: int, *, opened: bool = True
     ) -> Payload:
@@ -225,13 +232,34 @@ class Blocking(CopyStrategy):
 
 
 class ZeroCopy(CopyStrategy):
-    """The producing kernels write a pinned slot. The copy stream is not used at all."""
+    """The producing kernels write a pinned slot. The copy stream is not used at all.
+
+    Why the host sees what they wrote: :mod:`atom.device.host_visibility`. A slot belongs to one
+    step, so its producers are launched outside graphs: a replay would write the slot that was there
+    at the capture, every step, while the host reads it.
+    """
 
     protocol = CopyProtocol.ZERO_COPY
 
+    def check(self, device: Device) -> None:
+        """Refuse a device whose kernels' writes the host may not read behind an event."""
+        reason = device.why_no_host_writes()
+        if reason is not None:
+            raise DeviceError(f"zero_copy does not work here: {reason}; or use 'hold'")
+
     def allocate(self, lane: Lane, layout: PayloadLayout, step: int) -> Payload:
-        """A payload over a reserved pinned slot; rows that stay on the device get a block there."""
+        """A payload over a reserved pinned slot; rows that stay on the device get a block there.
+
+        Raises:
+            DeviceError: a graph is being captured.
+        """
         device = lane.device
+        if device.capturing:
+            raise DeviceError(
+                f"{layout.kind.label} of step {step}: a zero_copy payload inside a graph capture "
+                "would be written again by every replay, whoever reads it; make it, and launch "
+                "what writes it, outside the graph"
+            )
         rest = None
         # before the slot, which a failed allocation would lose
         if layout.rest_shape is not None:

@@ -116,6 +116,7 @@ class D2HQueue:
         self.epoch_tag = epoch_tag
         self.ring = PinnedRing(device, max_slots=max_slots) if ring is None else ring
         self._strategy = STRATEGIES[CopyProtocol(protocol)]
+        self._strategy.check(device)
         self._lane = Lane.make(
             device, stream, self.ring.acquire, self.ring.release, copy_path, producer_event
         )
