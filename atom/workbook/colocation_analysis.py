@@ -17,8 +17,7 @@ from atom.evidence import Evidence
 from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.statistics import clustered_interval
 from atom.workbook.throughput_analysis import NOTHING, Row, is_ok, mean_of, rows_of
-from atom.workbook.throughput_effects import Effect
-from atom.workbook.throughput_points import Ratio, Spread, pooled_spread, ratio_text
+from atom.workbook.throughput_points import Ratio, Spread, pooled_spread
 from atom.workbook.throughput_results import unexpected as unexpected_points
 
 ALONE = Neighbour.NONE.value
@@ -136,7 +135,8 @@ def ends_text(rows: Sequence[Row]) -> str:
 
 
 def _ratio_text(one: Cost) -> str:
-    return f"{one.ratio[0]:.3f}" if one.ratio[1] == one.ratio[2] else ratio_text(one.ratio)
+    middle, low, high = one.ratio
+    return f"{middle:.3f}" if low == high else f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def costs_table(rows: Sequence[Row]) -> pd.DataFrame:
@@ -158,23 +158,6 @@ def costs_table(rows: Sequence[Row]) -> pd.DataFrame:
             )
             line[words] = _ratio_text(one)
     return pd.DataFrame(lines.values())
-
-
-def cost_effects(rows: Sequence[Row], evidence: Evidence) -> list[Effect]:
-    """Ratios of throughput as effects, for a figure."""
-    return [
-        Effect(
-            factor=one.condition.partition(" ")[0],
-            change=f"{one.against} to {one.condition}"
-            if one.against == ALONE
-            else f"{one.against} to the far one, {one.condition}",
-            where=one.subject if one.node == MemoryNode.ANY else f"{one.subject}, {one.node} node",
-            evidence=evidence,
-            throughput=one.ratio,
-            ttft=None,
-        )
-        for one in costs(rows)
-    ]
 
 
 # -- may a sweep run side by side?
@@ -340,9 +323,10 @@ def bandwidth_series(run: Run, subject: str) -> dict[str, pd.DataFrame]:
     """Samples of the first point of each condition of one subject, by condition."""
     table = _with_condition(run, "bandwidth")
     own = table[table["observed"] == subject]
-    first = own.groupby("condition", sort=False)["point_id"].transform("first")
+    first = own.groupby("condition")["point_id"].transform("first")
     own = own[own["point_id"] == first]
-    return {str(name): group for name, group in own.groupby("condition", sort=False)}
+    # alone stands first
+    return {str(name): group for name, group in own.groupby("condition", sort=True)}
 
 
 def _giga(value: float) -> str:

@@ -1,8 +1,8 @@
-"""Bandwidths over time while an engine was observed beside its neighbours."""
+"""An engine beside its neighbours: ratios to alone, and bandwidths over time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -10,10 +10,66 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from atom.benchmarks.colocation_settings import MemoryNode
 from atom.evidence import Evidence
-from atom.workbook.figures import BLACK, BLUE, EVIDENCE_STYLE, GREEN, ORANGE, PURPLE, VERMILION
+from atom.workbook.colocation_analysis import TOLERANCE, Cost
+from atom.workbook.figures import (
+    BLACK,
+    BLUE,
+    EVIDENCE_STYLE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+)
 
 _LINES = ((BLUE, "o"), (VERMILION, "s"), (GREEN, "D"), (ORANGE, "^"), (PURPLE, "v"), (BLACK, "x"))
+
+
+def cost_figure(found: Sequence[Cost], ends: str, evidence: Evidence) -> Figure:
+    """Throughput beside neighbours over that alone, a line a condition; the band is the 1%.
+
+    Args:
+        found: of ``colocation_analysis.costs``.
+        ends: what the bars are.
+        evidence: kind of the ratios.
+    """
+    figure, axes = plt.subplots(figsize=(9.0, 1.5 + 0.3 * len(found)))
+    axes.axvspan(1 - TOLERANCE, 1 + TOLERANCE, color=GREY, alpha=0.25, lw=0)
+    axes.axvline(1, color=BLACK, lw=1)
+    kinds = list(dict.fromkeys(one.condition.partition(" ")[0] for one in found))
+    fill: Any = EVIDENCE_STYLE[evidence].fill
+    for place, one in enumerate(found):
+        middle, low, high = one.ratio
+        colour, marker = _LINES[kinds.index(one.condition.partition(" ")[0]) % len(_LINES)]
+        axes.errorbar(
+            middle,
+            -place,
+            xerr=[[middle - low], [high - middle]],
+            color=colour,
+            marker=marker,
+            fillstyle=fill,
+            capsize=3,
+            ls="none",
+        )
+        axes.annotate(
+            f"{middle:.3f}",
+            (1.01, -place),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8,
+        )
+    axes.set_yticks(
+        [-float(place) for place in range(len(found))],
+        [_line(one) for one in found],
+        fontsize=8,
+    )
+    axes.set_ylim(-len(found) + 0.4, 0.6)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"throughput, ratio; band: within {TOLERANCE:.0%}; bars: {ends}", fontsize=9)
+    axes.set_title("Throughput beside neighbours")
+    return figure
 
 
 def bandwidth_figure(series: Mapping[str, pd.DataFrame], title: str, evidence: Evidence) -> Figure:
@@ -50,9 +106,14 @@ def bandwidth_figure(series: Mapping[str, pd.DataFrame], title: str, evidence: E
         axes.set_ylim(bottom=0)
         axes.set_title(name, fontsize=9, loc="left")
     rows[-1, 0].set_xlabel("seconds from the first request")
-    rows[0, 0].legend(fontsize=7, ncols=3, loc="upper right")
+    rows[0, 0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     figure.suptitle(title)
     return figure
+
+
+def _line(one: Cost) -> str:
+    node = "" if one.node == MemoryNode.ANY else f", {one.node} node"
+    return f"{one.subject}{node}: {one.condition} over {one.against}"
 
 
 def _place(row: Mapping[Any, Any]) -> str:

@@ -23,7 +23,6 @@ from atom.benchmarks.race_plan import build_arms
 from atom.config import CopyProtocol
 from atom.evidence import Evidence
 from atom.workbook import colocation_analysis, figures, figures_colocation
-from atom.workbook.figures_throughput_rows import effects_figure
 from atom.workbook.provenance import collect_provenance
 from atom.workbook.records import Run, load_run
 from atom.workbook.run_writer import RunWriter
@@ -214,8 +213,10 @@ def test_what_is_unexpected_is_named(run: Run) -> None:
 def test_figures_are_drawn(run: Run) -> None:
     figures.style()
     rows = colocation_analysis.observed_rows([run])
-    found = colocation_analysis.cost_effects(rows, Evidence.MEASURED)
-    plt.close(effects_figure(found, "beside neighbours", "ends"))
+    found = colocation_analysis.costs(rows)
+    figure = figures_colocation.cost_figure(found, "ends", Evidence.MEASURED)
+    assert len(figure.axes[0].get_yticks()) == len(found) == 10
+    plt.close(figure)
     series = colocation_analysis.bandwidth_series(run, "hold/c32/4GiB")
     assert set(series) == {"alone", "copy x1", "copy x3", "compute x1", "compute x3", "sweep x3"}
     assert all(len(one) == 4 for one in series.values())
