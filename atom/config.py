@@ -421,17 +421,21 @@ class OffloadCapacitySettings(NotebookSettings):
     concurrency: int = Field(16, ge=1, le=1024)
     """Live sessions of the panel."""
 
-    pool_gib: tuple[float, ...] = Field((64.0, 88.0, 128.0), min_length=1)
+    pool_gib: tuple[float, ...] = Field((32.0, 48.0, 80.0), min_length=1)
     """Its pools in GiB; one more point has none."""
 
     remedies: Names = ("shared_lru", "paired")
-    """Its remedies: shared_lru, paired, isolated-SHARE, spacing-TOKENS, admission-SHARE."""
+    """Its remedies: shared_lru, paired, late_lookup, async_loads, isolated-SHARE, spacing-TOKENS,
+    admission-SHARE."""
 
-    byte_scale: float = Field(3.0, gt=0, le=1000)
+    byte_scale: float = Field(1.8, gt=0, le=1000)
     """Its bytes of a KV token and a state image over those of an 80B hybrid model."""
 
-    device_gb: float = Field(100.0, gt=0, le=10000)
+    device_gb: float = Field(30.0, gt=0, le=10000)
     """Its KV pool on the device, in GB."""
+
+    load_gb_per_second: float = Field(8.0, gt=0, le=10000)
+    """Rate at which what its pool has comes back, in GB a second."""
 
     duration_seconds: float = Field(60.0, gt=0, le=7 * 86400)
     """Its profiling window, in simulated seconds."""

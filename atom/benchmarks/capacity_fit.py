@@ -1,9 +1,9 @@
 """Fits what is unknown of a published machine on simulated rows, and predicts what was left out.
 
-Three numbers are free: how fast the machine is, how many bytes its model keeps (both KV and states,
-over a nominal model's), and how much KV its device holds. The first comes from hours without
-offload, the others from offload hours. Simulated rows over a grid of the two are interpolated: so a
-fit takes no simulation, and can be repeated from a record.
+Four numbers are free: how fast the machine is, how many bytes its model keeps (both KV and states,
+over a nominal model's), how much KV its device holds, and at which rate loads come back. The first
+comes from hours without offload, the others from offload hours. Simulated rows over a grid of the
+three are interpolated: so a fit takes no simulation, and can be repeated from a record.
 
 Two baselines know nothing of caches: a line in pool per session, and a hit rate that is the share
 of a working set that the pool holds.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from atom.errors import BadInput
 #: sessions, and pool in GiB or ``None``
 Setup = tuple[int, float | None]
 _Array = np.ndarray[Any, np.dtype[np.float64]]
-#: places of each free number that a fit looks at
-_LATTICE = 41
+#: places that a fit looks at beside the simulated ones, of bytes, device memory and load rate
+_LATTICE = (31, 16, 21)
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,16 @@ class Observation:
         setup: sessions and pool.
         throughput: tokens a second, a run each.
         failed: least and largest share of state loads that failed; ``None`` without offload.
+        itl_p90_seconds, ttft_seconds: means over the runs, ``None`` where not published. The first
+            may be fitted, the second is only shown: it grows with the tokens of a request, and the
+            sessions simulated here have fewer.
     """
 
     setup: Setup
     throughput: tuple[float, ...]
     failed: tuple[float, float] | None = None
+    itl_p90_seconds: float | None = None
+    ttft_seconds: float | None = None
 
     @property
     def mean_throughput(self) -> float:
@@ -63,19 +69,23 @@ class Noise:
     Attributes:
         throughput: relative.
         failed: relative; ``failed_least`` is the least absolute difference that counts.
+        itl: relative: twice what the runs differ by, as the costs of a decode step are assumed.
     """
 
     throughput: float = 0.08
     failed: float = 0.2
     failed_least: float = 0.01
+    itl: float = 0.16
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Figures of a setup by a model; ``None`` where it says nothing."""
+    """Figures of a setup by a model, as in :class:`Observation`; ``None`` where it says nothing."""
 
     throughput: float
     failed: float | None = None
+    itl_p90_seconds: float | None = None
+    ttft_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,7 @@ class Fit:
         slowness: time of the machine over the simulated one's.
         byte_scale: bytes over the nominal model's.
         device_gb: KV on the device.
+        load_gb_per_second: rate of loads as simulated; the machine's is slower by ``slowness``.
         misfit: sum of squares over the noise, of what was fitted.
         numbers: how many figures were fitted beside those without offload.
         at_edge: whether a number lies at the edge of the simulated grid.
@@ -94,17 +105,19 @@ class Fit:
     slowness: float
     byte_scale: float
     device_gb: float
+    load_gb_per_second: float
     misfit: float
     numbers: int
     at_edge: bool
 
 
 class Surface:
-    """Simulated figures of each setup over byte scale and device memory.
+    """Simulated figures of each setup over byte scale, device memory and rate of loads.
 
     Args:
-        rows: of one arm, every setup with a pool at every pair of the grid, those without once;
-            repeats are averaged.
+        rows: of one arm, every setup with a pool at every place of the grid, those without at every
+            device memory: without a pool nothing is found again, and bytes and loads count little.
+            Repeats are averaged.
 
     Raises:
         BadInput: the grid has holes, or fewer than two places on an axis.
@@ -112,57 +125,72 @@ class Surface:
 
     def __init__(self, rows: Sequence[CapacityRow]) -> None:
         offload = [row for row in rows if row.pool_gib is not None]
-        self.scales = sorted({row.byte_scale for row in offload if row.byte_scale is not None})
-        self.memories = sorted({row.device_gb for row in offload if row.device_gb is not None})
-        if min(len(self.scales), len(self.memories)) < 2:
-            raise BadInput("a fit needs two byte scales and two device memories or more")
-        found: dict[tuple[Setup, float | None, float | None], list[CapacityRow]] = {}
-        bare: dict[Setup, list[CapacityRow]] = {}
+        self.axes: tuple[list[float], ...] = tuple(
+            sorted({place for row in offload if (place := axis(row)) is not None}) for axis in _AXES
+        )
+        if min(map(len, self.axes)) < 2:
+            raise BadInput("a fit needs two byte scales, device memories and load rates or more")
+        found: dict[tuple[Setup, float | None, float | None, float | None], list[CapacityRow]] = {}
         for row in rows:
-            setup = (row.concurrency, row.pool_gib)
-            if row.pool_gib is None:
-                bare.setdefault(setup, []).append(row)
-            else:
-                found.setdefault((setup, row.byte_scale, row.device_gb), []).append(row)
-        self.setups = [*bare, *dict.fromkeys(key[0] for key in found)]
+            setup, with_pool = (row.concurrency, row.pool_gib), row.pool_gib is not None
+            scale, memory, rate = (axis(row) for axis in _AXES)
+            key = (setup, scale, memory, rate) if with_pool else (setup, None, memory, None)
+            found.setdefault(key, []).append(row)
+        self.setups = list(dict.fromkeys(key[0] for key in found))
         self._figures: dict[Setup, dict[str, RegularGridInterpolator]] = {}
         for setup in self.setups:
-            # without a pool nothing is found again, whatever the sizes
-            same = bare.get(setup)
-            grid = [
-                [same or found.get((setup, scale, memory), []) for memory in self.memories]
-                for scale in self.scales
+            cells = [
+                found.get((setup, scale, memory, rate) if setup[1] else (setup, None, memory, None))
+                for scale, memory, rate in product(*self.axes)
             ]
-            if not all(cell for line in grid for cell in line):
+            if not all(cells):
                 raise BadInput(f"the grid has holes at {setup[0]} sessions, pool {setup[1]}")
+            shape = tuple(map(len, self.axes))
             self._figures[setup] = {
                 name: RegularGridInterpolator(
-                    (self.scales, self.memories),
-                    np.array([[float(np.mean([f(r) for r in cell])) for cell in g] for g in grid]),
+                    tuple(map(np.log, self.axes)),
+                    np.reshape([np.mean([f(row) for row in cell or ()]) for cell in cells], shape),
+                    bounds_error=False,
+                    # a place on the edge may lie a rounding beyond it
+                    fill_value=None,
                 )
                 for name, f in _FIGURES.items()
             }
 
-    def on_lattice(self, setup: Setup, figure: str, scales: _Array, memories: _Array) -> _Array:
-        """``throughput`` (its logarithm) or ``failed``, ``[scales, memories]``."""
-        places = np.stack(np.meshgrid(scales, memories, indexing="ij"), axis=-1)
+    def on_lattice(self, setup: Setup, figure: str, lattice: Sequence[_Array]) -> _Array:
+        """``throughput`` and ``itl`` (their logarithms), or ``failed``.
+
+        Args:
+            setup: one of ``setups``.
+            figure: which.
+            lattice: byte scales, device memories, load rates.
+        """
+        places = np.stack(np.meshgrid(*map(np.log, lattice), indexing="ij"), axis=-1)
         values: _Array = self._figures[setup][figure](places)
         return values
 
     def predict(self, setup: Setup, fit: Fit) -> Prediction:
         """Figures of a setup with the fitted numbers."""
-        place = (fit.byte_scale, fit.device_gb)
-        figures = self._figures[setup]
-        throughput, failed = (figures[name](place).item() for name in _FIGURES)
+        place = np.log([fit.byte_scale, fit.device_gb, fit.load_gb_per_second])
+        figures = {name: values(place).item() for name, values in self._figures[setup].items()}
         return Prediction(
-            math.exp(throughput) / fit.slowness,
-            failed if setup[1] is not None else None,
+            math.exp(figures["throughput"]) / fit.slowness,
+            figures["failed"] if setup[1] is not None else None,
+            math.exp(figures["itl"]) * fit.slowness,
+            math.exp(figures["ttft"]) * fit.slowness,
         )
 
 
+_AXES: tuple[Callable[[CapacityRow], float | None], ...] = (
+    lambda row: row.byte_scale,
+    lambda row: row.device_gb,
+    lambda row: row.load_gb_per_second,
+)
 _FIGURES: Mapping[str, Callable[[CapacityRow], float]] = {
     "throughput": lambda row: math.log(row.effective_total_throughput),
     "failed": lambda row: row.state_failure_rate or 0.0,
+    "itl": lambda row: math.log(row.itl_p90_seconds or 1e-6),
+    "ttft": lambda row: math.log(row.ttft_mean_seconds or 1e-6),
 }
 
 
@@ -179,29 +207,39 @@ def fit(
         offload: hours with offload that may be looked at.
     """
     noise = Noise()
-    scales = np.linspace(surface.scales[0], surface.scales[-1], _LATTICE)
-    memories = np.linspace(surface.memories[0], surface.memories[-1], _LATTICE)
-    slow: _Array = np.zeros((_LATTICE, _LATTICE))
+    lattice = [
+        np.unique([*axis, *np.geomspace(axis[0], axis[-1], n)[1:-1]])
+        for axis, n in zip(surface.axes, _LATTICE, strict=True)
+    ]
+    slow: _Array = np.zeros(tuple(map(len, lattice)))
     for one in bare:
-        logs = surface.on_lattice(one.setup, "throughput", scales, memories)
+        logs = surface.on_lattice(one.setup, "throughput", lattice)
         slow += (logs - math.log(one.mean_throughput)) / len(bare)
     misfit: _Array = np.zeros_like(slow)
+    numbers = 0
     for one in offload:
-        logs = surface.on_lattice(one.setup, "throughput", scales, memories) - slow
+        logs = surface.on_lattice(one.setup, "throughput", lattice) - slow
         misfit += ((logs - math.log(one.mean_throughput)) / noise.throughput) ** 2
+        numbers += 1
         if one.failed is not None:
-            failed = surface.on_lattice(one.setup, "failed", scales, memories)
+            failed = surface.on_lattice(one.setup, "failed", lattice)
             width = max(noise.failed * one.middle_failed, noise.failed_least)
             misfit += ((failed - one.middle_failed) / width) ** 2
-    row, column = np.unravel_index(int(misfit.argmin()), misfit.shape)
-    edge = bool(row in (0, _LATTICE - 1) or column in (0, _LATTICE - 1))
+            numbers += 1
+        if one.itl_p90_seconds is not None:
+            logs = surface.on_lattice(one.setup, "itl", lattice) + slow
+            misfit += ((logs - math.log(one.itl_p90_seconds)) / noise.itl) ** 2
+            numbers += 1
+    best = np.unravel_index(int(misfit.argmin()), misfit.shape)
+    scale, memory, rate = (float(axis[at]) for axis, at in zip(lattice, best, strict=True))
     return Fit(
-        math.exp(slow[row, column]),
-        float(scales[row]),
-        float(memories[column]),
-        float(misfit[row, column]),
-        2 * len(offload),
-        edge,
+        slowness=math.exp(slow[best]),
+        byte_scale=scale,
+        device_gb=memory,
+        load_gb_per_second=rate,
+        misfit=float(misfit[best]),
+        numbers=numbers,
+        at_edge=any(at in (0, len(a) - 1) for at, a in zip(best, lattice, strict=True)),
     )
 
 

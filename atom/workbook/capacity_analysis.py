@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,10 @@ from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.throughput_points import setting_text
 
 #: free numbers of the model beside those of each baseline
-FREE = {"capacity model": 3, "line in pool per session": 4, "share of the working set": 2}
-#: the offload setup that the fit may look at: the one whose failures are counted most
-FITTED: Setup = (32, 96.0)
+FREE = {"capacity model": 4, "line in pool per session": 4, "share of the working set": 2}
+#: the offload setup that the fit may look at: the middle one by pool per session whose loads and
+#: failures both count, so that it tells the rate of loads and the bytes
+FITTED: Setup = (48, 224.0)
 _BASE = "shared_lru"
 
 
@@ -74,8 +76,9 @@ def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
 
 def _cells(run: Run) -> int:
     rows = run.tables["points"]
-    places = [rows["byte_scale"].nunique(), rows["device_gb"].nunique()]
-    return places[0] * places[1] if min(places) > 1 else 0
+    axes = ("byte_scale", "device_gb", "load_gb_per_second")
+    places = [rows[axis].nunique() for axis in axes if axis in rows]
+    return math.prod(places) if len(places) == len(axes) and min(places) > 1 else 0
 
 
 def rows_of(run: Run) -> list[CapacityRow]:
@@ -97,12 +100,25 @@ def observations() -> tuple[list[Observation], list[Observation]]:
         )
         for row in load_published("state_load_failures").to_dict("records")
     }
-    runs: dict[Setup, list[float]] = {}
+    runs: dict[Setup, list[dict[Any, Any]]] = {}
     for row in hours.to_dict("records"):
         pool = None if pd.isna(row["cpu_pool_gib"]) else float(row["cpu_pool_gib"])
-        key = (int(row["concurrency_sessions"]), pool)
-        runs.setdefault(key, []).append(float(row["throughput_tok_s_per_gpu"]))
-    found = [Observation(key, tuple(each), failures.get(key)) for key, each in runs.items()]
+        runs.setdefault((int(row["concurrency_sessions"]), pool), []).append(row)
+
+    def mean(rows: list[dict[Any, Any]], name: str, unit: float) -> float | None:
+        values = [float(row[name]) for row in rows if not pd.isna(row[name])]
+        return unit * sum(values) / len(values) if values else None
+
+    found = [
+        Observation(
+            key,
+            tuple(float(row["throughput_tok_s_per_gpu"]) for row in rows),
+            failures.get(key),
+            mean(rows, "itl_p90_ms", 1e-3),
+            mean(rows, "ttft_mean_s", 1.0),
+        )
+        for key, rows in runs.items()
+    ]
     return [o for o in found if o.failed is None], [o for o in found if o.failed is not None]
 
 
@@ -116,6 +132,8 @@ class Study:
         predicted: by the frozen fit, every setup.
         left_out: of each offload setup, by a fit that has seen all others.
         left_out_fits: those fits.
+        single_fits: of each offload setup, the fit that has seen it alone.
+        surface: the simulated rows.
         baselines: name to the same of a baseline.
     """
 
@@ -125,7 +143,14 @@ class Study:
     predicted: dict[Setup, Prediction]
     left_out: dict[Setup, Prediction]
     left_out_fits: dict[Setup, Fit]
+    single_fits: dict[Setup, Fit]
+    surface: Surface
     baselines: dict[str, dict[Setup, Prediction]]
+
+    @property
+    def figures(self) -> int:
+        """Published figures that the model may be fitted on."""
+        return len(self.bare) + sum(2 + (one.itl_p90_seconds is not None) for one in self.offload)
 
     @property
     def unseen(self) -> list[Observation]:
@@ -151,17 +176,18 @@ def study(run: Run) -> Study:
         raise BadInput(f"{run.path}: no rows of the published setups {missing}")
     known = [one for one in offload if one.setup == FITTED]
     fitted = fit(surface, bare, known)
-    left_out, fits = {}, {}
+    left_out, fits, singles = {}, {}, {}
     baselines: dict[str, dict[Setup, Prediction]] = {name: {} for name in list(FREE)[1:]}
     for one in offload:
         others = [other for other in offload if other is not one]
+        singles[one.setup] = fit(surface, bare, [one])
         fits[one.setup] = fit(surface, bare, others)
         left_out[one.setup] = surface.predict(one.setup, fits[one.setup])
         seen = [*bare, *others]
         for name, baseline in zip(baselines, (line_baseline, working_set_baseline), strict=True):
             baselines[name][one.setup] = baseline(seen, one.setup)
     predicted = {one.setup: surface.predict(one.setup, fitted) for one in [*bare, *offload]}
-    return Study(bare, offload, fitted, predicted, left_out, fits, baselines)
+    return Study(bare, offload, fitted, predicted, left_out, fits, singles, surface, baselines)
 
 
 def run_text(run: Run) -> str:
@@ -179,12 +205,11 @@ def study_sentences(found: Study) -> list[str]:
     """What the fit shows, where it does not fit, and whether the mechanism matters."""
     frozen = found.errors(found.predicted, found.unseen)
     model = found.errors(found.left_out, found.offload)
-    figures = len(found.bare) + 2 * len(found.offload)
     said = [
-        f"Three free numbers stand beside {figures} published figures. The frozen fit misses the "
-        f"throughput of setups that it has not seen by {frozen.throughput:.0%} (rms), where two "
-        f"runs of one setup differ by 8%, and their failures by "
-        f"{100 * (frozen.failed or 0):.1f} points in the mean."
+        f"Four free numbers stand beside {found.figures} published figures, of which the frozen "
+        f"fit sees {found.fitted.numbers + len(found.bare)}. It misses the throughput of setups "
+        f"that it has not seen by {frozen.throughput:.0%} (rms), where two runs of one setup "
+        f"differ by 8%, and their failures by {100 * (frozen.failed or 0):.1f} points in the mean."
     ]
     for name, predicted in found.baselines.items():
         other = found.errors(predicted, found.offload)
@@ -258,6 +283,7 @@ def fits_table(found: Study) -> pd.DataFrame:
             "bytes over the nominal model's": f"{one.byte_scale:.2f}",
             "KV on the device": f"{one.device_gb:.0f} GB",
             "misfit, sum of squares": f"{one.misfit:.1f}",
+            "loads, GB/s": f"{one.load_gb_per_second / one.slowness:.1f}",
             "figures fitted": one.numbers + len(found.bare),
             "free": FREE["capacity model"],
             "at the edge of the grid": "yes" if one.at_edge else "no",
@@ -276,7 +302,9 @@ def scores_table(found: Study) -> pd.DataFrame:
             {
                 "model": name,
                 "free numbers": FREE[name],
-                "published figures": len(found.bare) + 2 * len(found.offload),
+                "published figures": found.figures
+                if name == "capacity model"
+                else len(found.bare) + 2 * len(found.offload),
                 "throughput, rms error": f"{score.throughput:.0%}",
                 "failures, mean error": ""
                 if score.failed is None
@@ -284,6 +312,50 @@ def scores_table(found: Study) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def singles_table(found: Study) -> pd.DataFrame:
+    """Each offload setup as the only one that a frozen fit sees: what it says of the other three.
+
+    The choice of that setup is ours: so all are shown.
+    """
+    lines = []
+    for setup, one in found.single_fits.items():
+        others = [other for other in found.offload if other.setup != setup]
+        predicted = {other.setup: found.surface.predict(other.setup, one) for other in others}
+        score = found.errors(predicted, others)
+        lines.append(
+            {
+                "offload setup seen": setup_text(setup),
+                "bytes over the nominal model's": f"{one.byte_scale:.2f}",
+                "KV on the device": f"{one.device_gb:.0f} GB",
+                "loads, GB/s": f"{one.load_gb_per_second / one.slowness:.1f}",
+                "other three: throughput, rms error": f"{score.throughput:.0%}",
+                "failures, mean error": f"{100 * (score.failed or 0):.1f} points",
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def latencies_table(found: Study) -> pd.DataFrame:
+    """Latencies of the offload setups: published, and by the frozen fit."""
+
+    def pair(published: float | None, simulated: float | None, unit: float) -> str:
+        return f"{unit * (published or 0):.0f} / {unit * (simulated or 0):.0f}"
+
+    return pd.DataFrame(
+        {
+            "setup": setup_text(one.setup),
+            "ITL p90, ms, published / frozen fit": pair(
+                one.itl_p90_seconds, found.predicted[one.setup].itl_p90_seconds, 1e3
+            ),
+            "TTFT mean, s, published / frozen fit": pair(
+                one.ttft_seconds, found.predicted[one.setup].ttft_seconds, 1.0
+            ),
+            "seen by the frozen fit": "ITL" if one.setup == FITTED else "nothing",
+        }
+        for one in found.offload
+    )
 
 
 def brackets_table() -> pd.DataFrame:

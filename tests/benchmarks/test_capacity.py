@@ -196,6 +196,21 @@ def test_a_pool_helps_and_policies_differ() -> None:
     assert small[PoolPolicy.PAIRED].state_load_failures == 0
 
 
+def test_a_lookup_at_arrival_loses_states_and_a_blocking_load_takes_time() -> None:
+    # many wait for few places, so that what is found when they come is old when they are admitted
+    crowd: dict[str, Any] = {"num_kv_blocks": 700, "max_num_seqs": 3, "concurrency": 12}
+
+    def served(pool: int, **ways: bool) -> CapacityRow:
+        return point(cpu_pool_bytes=pool * MIB, costs={**SYNCHRONOUS, **ways}, **crowd)
+
+    late = served(160, looks_up_at_arrival=False)
+    early = served(160)
+    assert early.state_pairs_failed > late.state_pairs_failed
+    assert early.kv_load_failures <= late.kv_load_failures
+    beside = served(300, loads_block=False)
+    assert served(300).effective_total_throughput < 0.98 * beside.effective_total_throughput
+
+
 @pytest.mark.parametrize(
     ("over", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,21 +20,25 @@ from atom.benchmarks.capacity_fit import (
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.errors import BadInput
 
-SCALES, MEMORIES = (2.0, 3.0, 4.0), (100.0, 200.0)
+SCALES, MEMORIES, RATES = (2.0, 3.0, 4.0), (100.0, 200.0), (5.0, 20.0)
 SETUPS: tuple[Setup, ...] = ((32, None), (32, 96.0), (32, 160.0), (48, 224.0))
 
 
-def throughput(setup: Setup, scale: float, memory: float) -> float:
+def throughput(setup: Setup, scale: float, memory: float, rate: float) -> float:
     if setup[1] is None:
-        return 30e3
-    return 30e3 * math.exp(setup[1] / setup[0] / scale + memory / 1000)
+        return 30e3 * (memory / 100) ** 0.1
+    return 30e3 * math.exp(setup[1] / setup[0]) / scale**0.5 * (memory / 100) ** 0.2 * rate**0.3
 
 
-def failed(setup: Setup, scale: float, memory: float) -> float:
-    return 0.1 * scale * memory / 200 + 0.001 * setup[0]
+def failed(setup: Setup, scale: float, memory: float, rate: float) -> float:
+    return 0.2 * math.log(scale) + 0.02 * math.log(memory) + 0.001 * setup[0]
 
 
-def made_row(setup: Setup, scale: float, memory: float, **over: Any) -> CapacityRow:
+def itl(scale: float, memory: float, rate: float) -> float:
+    return 0.03 * (memory / 100) / rate**0.2
+
+
+def made_row(setup: Setup, scale: float, memory: float, rate: float, **over: Any) -> CapacityRow:
     asked = 100_000
     values: dict[str, Any] = dict.fromkeys(
         (name for name, field in CapacityRow.model_fields.items() if field.is_required()), 0
@@ -47,46 +52,51 @@ def made_row(setup: Setup, scale: float, memory: float, **over: Any) -> Capacity
         "state_checkpoint_tokens": 256,
         "byte_scale": scale,
         "device_gb": memory,
-        "effective_total_throughput": throughput(setup, scale, memory),
+        "load_gb_per_second": rate,
+        "effective_total_throughput": throughput(setup, scale, memory, rate),
         "state_pairs": asked,
-        "state_pairs_failed": round(asked * failed(setup, scale, memory)),
+        "state_pairs_failed": round(asked * failed(setup, scale, memory, rate)),
         "ttft_mean_seconds": 10.0,
+        "itl_p90_seconds": itl(scale, memory, rate),
     }
     return CapacityRow.model_validate(values | over)
 
 
 def grid() -> list[CapacityRow]:
-    rows = [made_row(s, x, m) for s in SETUPS for x in SCALES for m in MEMORIES if s[1]]
-    return [made_row((32, None), SCALES[0], MEMORIES[0]), *rows]
+    places = product(SCALES, MEMORIES, RATES)
+    rows = [made_row(s, *place) for s, place in product(SETUPS, places) if s[1]]
+    return [*(made_row((32, None), SCALES[0], m, RATES[0]) for m in MEMORIES), *rows]
 
 
-def seen(setup: Setup, slowness: float, scale: float, memory: float) -> Observation:
-    share = failed(setup, scale, memory)
-    value = throughput(setup, scale, memory) / slowness
-    return Observation(setup, (value,), None if setup[1] is None else (share, share))
+def seen(setup: Setup, slowness: float, *place: float) -> Observation:
+    share = failed(setup, *place)
+    value = throughput(setup, *place) / slowness
+    if setup[1] is None:
+        return Observation(setup, (value,))
+    return Observation(setup, (value,), (share, share), itl(*place) * slowness)
 
 
-@pytest.mark.parametrize(("scale", "memory"), [(3.0, 150.0), (2.0, 200.0), (4.0, 120.0)])
-def test_a_fit_finds_what_made_its_data(scale: float, memory: float) -> None:
+@pytest.mark.parametrize("place", [(3.0, 150.0, 10.0), (2.0, 200.0, 5.0), (4.0, 120.0, 17.0)])
+def test_a_fit_finds_what_made_its_data(place: tuple[float, float, float]) -> None:
     surface = Surface(grid())
-    found = fit(
-        surface, [seen((32, None), 1.25, scale, memory)], [seen((32, 96.0), 1.25, scale, memory)]
-    )
-    assert found.slowness == pytest.approx(1.25, rel=1e-6)
-    assert found.byte_scale == pytest.approx(scale, abs=0.11)
-    assert found.device_gb == pytest.approx(memory, abs=6)
+    found = fit(surface, [seen((32, None), 1.25, *place)], [seen((32, 96.0), 1.25, *place)])
+    assert found.slowness == pytest.approx(1.25, rel=0.02)
+    assert found.byte_scale == pytest.approx(place[0], rel=0.05)
+    assert found.device_gb == pytest.approx(place[1], rel=0.1)
+    assert found.load_gb_per_second == pytest.approx(place[2], rel=0.15)
     assert found.misfit < 0.1
-    assert found.numbers == 2
+    assert found.numbers == 3
     # what it has not seen follows
-    other = seen((48, 224.0), 1.25, scale, memory)
+    other = seen((48, 224.0), 1.25, *place)
     predicted = surface.predict(other.setup, found)
     assert predicted.throughput == pytest.approx(other.mean_throughput, rel=0.03)
     assert predicted.failed == pytest.approx(other.middle_failed, abs=0.01)
+    assert predicted.itl_p90_seconds == pytest.approx(other.itl_p90_seconds, rel=0.05)
 
 
 def test_data_of_another_law_do_not_fit() -> None:
     # control: a fit that always fitted would say nothing
-    odd = Observation((32, 96.0), (500e3,), (0.9, 0.9))
+    odd = Observation((32, 96.0), (50e6,), (0.9, 0.9))
     assert fit(Surface(grid()), [], [odd]).misfit > 100
 
 
@@ -94,6 +104,8 @@ def test_a_grid_with_a_hole_is_refused() -> None:
     rows = [row for row in grid() if (row.pool_gib, row.byte_scale) != (96.0, 3.0)]
     with pytest.raises(BadInput, match="holes at 32 sessions"):
         Surface(rows)
+    with pytest.raises(BadInput, match="holes at 32 sessions, pool None"):
+        Surface([row for row in grid() if row.pool_gib or row.device_gb == 100.0])
     with pytest.raises(BadInput, match="two byte scales"):
         Surface([row for row in grid() if row.byte_scale == 2.0])
 
@@ -121,7 +133,7 @@ def test_the_working_set_is_found() -> None:
 
 def test_errors_are_relative_for_rates_and_absolute_for_shares() -> None:
     surface = Surface(grid())
-    one = seen((32, 96.0), 1.0, 3.0, 100.0)
+    one = seen((32, 96.0), 1.0, 3.0, 100.0, 5.0)
     exact = fit(surface, [], [one])
     found = surface.predict(one.setup, exact)
     assert errors([(found, one)]).throughput < 0.01

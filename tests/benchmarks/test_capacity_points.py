@@ -12,6 +12,7 @@ from atom.benchmarks.capacity_points import (
     CapacitySettings,
     Remedy,
     build_points,
+    machine_of,
     parse_arm,
     run_point,
 )
@@ -35,19 +36,25 @@ def test_the_published_setups_are_the_default() -> None:
     assert len({p.point_id for p in points}) == 7
 
 
-def test_no_offload_runs_once_whatever_the_grid() -> None:
+def test_no_offload_runs_once_for_each_device_memory() -> None:
     grid = CapacitySettings.parse(
-        {"byte_scale": [1, 2], "device_gb": [10, 20], "arms": ["shared_lru", "paired"]}
+        {
+            "byte_scale": [1, 2],
+            "device_gb": [10, 20],
+            "load_gb_per_second": [5, 10, 20],
+            "arms": ["shared_lru", "paired"],
+        }
     )
     points = build_points(grid)
-    assert sum(p.pool_gib is None for p in points) == 3
-    assert sum(p.pool_gib is not None for p in points) == 4 * 2 * 2 * 2
+    assert sum(p.pool_gib is None for p in points) == 3 * 2
+    assert sum(p.pool_gib is not None for p in points) == 4 * 2 * 2 * 2 * 3
 
 
 @pytest.mark.parametrize(
     ("text", "arm"),
     [
         ("paired", Arm(Remedy.PAIRED)),
+        ("late_lookup", Arm(Remedy.LATE_LOOKUP)),
         ("isolated-0.25", Arm(Remedy.ISOLATED, 0.25)),
         ("spacing-1024", Arm(Remedy.SPACING, 1024)),
         ("admission-0.75", Arm(Remedy.ADMISSION, 0.75)),
@@ -59,7 +66,7 @@ def test_an_arm_is_read_and_named(text: str, arm: Arm) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["other", "paired-2", "isolated", "isolated-1", "spacing-1000", "admission-x"]
+    "text", ["other", "paired-2", "async_loads-1", "isolated-1", "spacing-1000", "admission-x"]
 )
 def test_another_arm_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="arms"):
@@ -76,9 +83,9 @@ def test_only_leaves_points_by_pattern_or_says_their_names() -> None:
 
 
 def test_remedies_change_what_they_say() -> None:
-    settings = CapacitySettings.parse(
-        SMALL | {"arms": ["shared_lru", "paired", "admission-0.5", "spacing-1024", "isolated-0.2"]}
-    )
+    arms = ["shared_lru", "paired", "admission-0.5", "spacing-1024", "isolated-0.2"]
+    arms += ["late_lookup", "async_loads"]
+    settings = CapacitySettings.parse(SMALL | {"arms": arms})
     sessions = generate_sessions(8, 42).sessions
     rows = {
         (point.arm.name, point.pool_gib): run_point(settings, point, sessions)
@@ -93,3 +100,12 @@ def test_remedies_change_what_they_say() -> None:
     assert rows["spacing-1024", 4.0].state_checkpoint_tokens == 1024
     assert rows["isolated-0.2", 4.0].state_share == 0.2
     assert rows["shared_lru", None].hit_tokens < shared.hit_tokens
+    # the same points, but for the way with the pool that each does without
+    ways = {
+        point.arm.name: (one.loads_block, one.looks_up_at_arrival)
+        for point in build_points(settings)
+        if (one := machine_of(settings, point))
+    }
+    assert ways["shared_lru"] == (True, True)
+    assert ways["late_lookup"] == (True, False)
+    assert ways["async_loads"] == (False, True)

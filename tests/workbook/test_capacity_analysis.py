@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from atom.benchmarks.capacity_points import CapacitySettings
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.workbook import capacity_analysis, capacity_claims
+from atom.workbook import capacity_analysis, capacity_claims, capacity_waits
 from atom.workbook.capacity_runs import SWEEP, record_capacity, result_text
 from atom.workbook.claims import load_claims
 from atom.workbook.records import check_folder
@@ -34,6 +35,7 @@ def made_row(
         "state_checkpoint_tokens": 256,
         "byte_scale": 3.0,
         "device_gb": 200.0,
+        "load_gb_per_second": 10.0,
         "effective_total_throughput": 40e3,
         "ttft_mean_seconds": 20.0,
         "itl_p90_seconds": 0.1,
@@ -49,34 +51,46 @@ def made_run(rows: list[CapacityRow]) -> Any:
 
 
 def exact_grid() -> list[CapacityRow]:
-    """Rows that are what was published at scale 3 on 200 GB, and something else elsewhere."""
+    """Rows that are what was published at one corner of the grid, and something else elsewhere.
+
+    The corner is scale 3, 200 GB and 10 GB/s, of a machine that is twice as fast.
+    """
     bare, offload = capacity_analysis.observations()
+    memories = (100.0, 200.0)
     rows = [
-        made_row(one.setup[0], None, effective_total_throughput=2 * one.mean_throughput)
-        for one in bare
+        made_row(
+            one.setup[0],
+            None,
+            device_gb=memory,
+            effective_total_throughput=2 * one.mean_throughput,
+        )
+        for one, memory in product(bare, memories)
     ]
-    for one in offload:
-        for scale in (2.0, 3.0, 4.0):
-            for memory in (100.0, 200.0):
-                off = abs(scale - 3) + abs(memory - 200) / 100
-                rows.append(
-                    made_row(
-                        *one.setup,
-                        byte_scale=scale,
-                        device_gb=memory,
-                        effective_total_throughput=2 * one.mean_throughput * (1 + 0.5 * off),
-                        state_pairs=100_000,
-                        state_pairs_failed=round(1e5 * one.middle_failed * (1 - 0.4 * off)),
-                    )
-                )
+    for one, scale, memory, rate in product(offload, (2.0, 3.0, 4.0), memories, (5.0, 10.0)):
+        off = abs(scale - 3) + (200 - memory) / 100
+        rows.append(
+            made_row(
+                *one.setup,
+                byte_scale=scale,
+                device_gb=memory,
+                load_gb_per_second=rate,
+                effective_total_throughput=2 * one.mean_throughput * (1 + 0.5 * off) * rate / 10,
+                itl_p90_seconds=(one.itl_p90_seconds or 0) / 2 * (1 + off) * 10 / rate,
+                state_pairs=100_000,
+                state_pairs_failed=round(1e5 * one.middle_failed * (1 - 0.4 * off)),
+            )
+        )
     return rows
 
 
 def test_the_study_predicts_what_it_has_not_seen_from_rows_that_hold_it() -> None:
     found = capacity_analysis.study(made_run(exact_grid()))
     assert found.fitted.slowness == pytest.approx(2.0)
-    assert (found.fitted.byte_scale, found.fitted.device_gb) == pytest.approx((3.0, 200.0))
+    fitted = found.fitted
+    assert (fitted.byte_scale, fitted.device_gb) == pytest.approx((3.0, 200.0))
+    assert fitted.load_gb_per_second == pytest.approx(10.0)
     assert found.errors(found.predicted, found.unseen).throughput < 1e-6
+    assert found.figures == 3 + 4 * 3
     claims = load_claims()
     for claim, arguments in capacity_claims.study_arguments(found, "made").items():
         verdict = judge(claims[claim], Evidence.SIMULATED, **arguments).verdict
@@ -84,18 +98,50 @@ def test_the_study_predicts_what_it_has_not_seen_from_rows_that_hold_it() -> Non
     table = capacity_analysis.predictions_table(found)
     assert list(table["over published"]) == ["1.00"] * 7
     assert len(capacity_analysis.scores_table(found)) == 3
+    assert len(capacity_analysis.singles_table(found)) == 4
+    latencies = capacity_analysis.latencies_table(found).set_index("setup")
+    assert latencies.loc["32 sessions, 96 GiB"].iloc[0] == "76 / 76"
     assert "does not fit" not in " ".join(capacity_analysis.study_sentences(found))
 
 
 def test_a_study_says_where_it_does_not_fit() -> None:
     rows = [
-        row.model_copy(update={"effective_total_throughput": 5e3}) if row.concurrency == 48 else row
+        row.model_copy(update={"effective_total_throughput": 5e3}) if row.concurrency == 64 else row
         for row in exact_grid()
     ]
     found = capacity_analysis.study(made_run(rows))
-    assert "does not fit: 48 sessions" in " ".join(capacity_analysis.study_sentences(found))
+    assert "does not fit: 64 sessions" in " ".join(capacity_analysis.study_sentences(found))
     with pytest.raises(BadInput, match="no rows of the published setups"):
         capacity_analysis.study(made_run([row for row in rows if row.concurrency != 48]))
+
+
+def test_waits_order_the_failures_and_leave_few_sessions_to_serve() -> None:
+    table = capacity_waits.waits_table()
+    assert list(table["failed_percent"].round(1)) == [1.6, 8.6, 16.5, 41.0]
+    said = capacity_waits.waits_sentences(table)
+    assert "all but 5.5 sessions wait" in said[0]
+    assert len(said) == 2
+    # control: in another order nothing is said of it
+    mixed = table.assign(failed_percent=table["failed_percent"].to_numpy()[::-1])
+    assert len(capacity_waits.waits_sentences(mixed)) == 1
+
+
+def test_slower_loads_are_weighed_against_the_published_difference() -> None:
+    found = capacity_analysis.study(made_run(exact_grid()))
+    setup = (64, 288.0)
+    # in the made rows throughput goes with the rate of loads
+    assert "loads at 92% of the fitted rate cost the published 7.3%" in " ".join(
+        capacity_waits.spread_sentences(found, setup)
+    )
+    assert capacity_waits.spread_table(found, setup)["figure"].iloc[0] == "tok/s"
+    flat = [
+        row.model_copy(update={"effective_total_throughput": 2 * 60e3})
+        if row.concurrency == 64 and row.pool_gib
+        else row
+        for row in exact_grid()
+    ]
+    found = capacity_analysis.study(made_run(flat))
+    assert "do not explain" in capacity_waits.spread_sentences(found, setup)[0]
 
 
 def test_two_readings_of_the_bracketed_figure_fit() -> None:

@@ -1,0 +1,140 @@
+"""Where sessions of the published hours spend their time, and what a slower host link would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from atom.benchmarks.capacity_fit import Prediction, Setup
+from atom.workbook.capacity_analysis import Study, observations, setup_text
+from atom.workbook.published_tables import load_published
+
+#: rates of loads that are tried, as shares of the fitted one
+_SHARES = np.linspace(1.0, 0.25, 76)
+
+
+def waits_table() -> pd.DataFrame:
+    """The published hours by Little's law: who waits, who does not, and the wait over the pool.
+
+    Sessions that wait for a first token are requests a second times mean TTFT; the rest decode or
+    pause. Runs of one setup are averaged.
+    """
+    hours = load_published("agentx").dropna(subset=["cpu_pool_gib", "ttft_mean_s"])
+    failed = {one.setup: one.middle_failed for one in observations()[1]}
+    lines = []
+    for setup in failed:
+        own = [
+            row
+            for row in hours.to_dict("records")
+            if (int(row["concurrency_sessions"]), float(row["cpu_pool_gib"])) == setup
+        ]
+        rates = [row["requests"] / row["duration_s"] for row in own]
+        waits = [row["ttft_mean_s"] for row in own]
+        waiting = sum(r * w for r, w in zip(rates, waits, strict=True)) / len(own)
+        wait = sum(waits) / len(own)
+        lines.append(
+            {
+                "sessions": setup[0],
+                "pool_gib": setup[1],
+                "cycle_s": setup[0] * len(own) / sum(rates),
+                "ttft_s": wait,
+                "waiting": waiting,
+                "not_waiting": setup[0] - waiting,
+                "wait_s_per_gib": wait / (setup[1] or 1.0),
+                "failed_percent": 100 * failed[setup],
+            }
+        )
+    return pd.DataFrame(lines).sort_values("wait_s_per_gib", ignore_index=True)
+
+
+def waits_sentences(table: pd.DataFrame) -> list[str]:
+    """What the table says of the device's memory, and of when states are lost."""
+    few = min(table.to_dict("records"), key=lambda row: float(row["not_waiting"]))
+    line = float(np.corrcoef(table["wait_s_per_gib"], table["failed_percent"])[0, 1])
+    said = [
+        f"At {few['sessions']} sessions and {few['pool_gib']:g} GiB all but "
+        f"{few['not_waiting']:.1f} sessions wait for a first token: the device serves few requests "
+        "at a time, so its own KV pool is small, whatever the card has."
+    ]
+    if table["failed_percent"].is_monotonic_increasing:
+        said.append(
+            "Failures rise with the wait for a first token over the pool, and nearly on a line "
+            f"(correlation {line:.3f} over {len(table)} setups): as if a state grew old in the "
+            "pool while its request waits. The KV of that request was found, so something kept it "
+            "young: a look-up when the request came."
+        )
+    return said
+
+
+def slower_loads(found: Study, setup: Setup) -> list[tuple[float, Prediction]]:
+    """Figures of a setup by the frozen fit at loads that are slower by a share, the fastest first.
+
+    The slowest is the slowest simulated, or a quarter of the fitted rate.
+    """
+    lowest = found.surface.axes[2][0]
+    shares = [float(s) for s in _SHARES if s * found.fitted.load_gb_per_second >= lowest]
+    rates = [share * found.fitted.load_gb_per_second for share in shares or [1.0]]
+    fits = [replace(found.fitted, load_gb_per_second=rate) for rate in rates]
+    return [
+        (share, found.surface.predict(setup, one))
+        for share, one in zip(shares or [1.0], fits, strict=True)
+    ]
+
+
+def _slow_enough(
+    found: Study, setup: Setup
+) -> tuple[float, Prediction, tuple[float, Prediction], bool]:
+    """Ratio of the two published runs; the fit; the first rate that makes it; whether one does."""
+    (values,) = [one.throughput for one in found.offload if one.setup == setup]
+    ratio = min(values) / max(values)
+    loads = slower_loads(found, setup)
+    fast = loads[0][1]
+    fallen = [one for one in loads if one[1].throughput <= ratio * fast.throughput]
+    return ratio, fast, (fallen or loads[-1:])[0], bool(fallen)
+
+
+def spread_table(found: Study, setup: Setup) -> pd.DataFrame:
+    """The slower of two published runs over the faster, and slower loads over the fitted ones."""
+    _, fast, (_, slow), _ = _slow_enough(found, setup)
+    runs = [
+        row
+        for row in load_published("agentx").to_dict("records")
+        if (row["concurrency_sessions"], row["cpu_pool_gib"]) == setup
+    ]
+    runs.sort(key=lambda row: float(row["throughput_tok_s_per_gpu"]))
+    low, high = runs[0], runs[-1]
+    names = {
+        "tok/s": ("throughput_tok_s_per_gpu", "throughput"),
+        "TTFT mean": ("ttft_mean_s", "ttft_seconds"),
+        "ITL p90": ("itl_p90_ms", "itl_p90_seconds"),
+    }
+    lines = [
+        {
+            "figure": name,
+            "published: slower run over the faster": f"{low[column] / high[column]:.3f}",
+            "frozen fit: slower loads over the fitted": (
+                f"{getattr(slow, field) / getattr(fast, field):.3f}"
+            ),
+        }
+        for name, (column, field) in names.items()
+    ]
+    return pd.DataFrame(lines)
+
+
+def spread_sentences(found: Study, setup: Setup) -> list[str]:
+    """How much slower loads would have to be for the published difference."""
+    ratio, fast, (share, slow), enough = _slow_enough(found, setup)
+    where = f"{setup_text(setup)}, frozen fit: loads at {share:.0%} of the fitted rate"
+    if not enough:
+        return [
+            f"{where}, the slowest simulated, cost {1 - slow.throughput / fast.throughput:.1%} of "
+            f"the throughput, less than the published {1 - ratio:.1%}: in the model slower copies "
+            "alone do not explain the difference."
+        ]
+    return [
+        f"{where} cost the published {1 - ratio:.1%} of the throughput. So neighbours that take "
+        f"{1 - share:.0%} of the host's copy bandwidth are enough: the source's guess is "
+        "consistent with the model, which proves it no more than the source did."
+    ]
