@@ -50,7 +50,7 @@ class TaskSettings(Settings):
     shots: int = Field(5, ge=0, le=32)
     """Solved examples before each."""
 
-    examples: int = Field(256, ge=1, le=10**5)
+    examples: int = Field(16, ge=1, le=10**5)
     """Word problems that the examples are chosen from; GSM8K's are its whole train split."""
 
     sampling: Sampling = Sampling.DEFAULT

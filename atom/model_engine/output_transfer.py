@@ -184,6 +184,17 @@ class TokenIDProcessor:
             NothingQueued: nothing was sent that is not received.
             StalePayload: a tag is not that of the step that was sent; the entry is popped.
         """
+        tensors, fault = self.take_async_output()
+        if fault is not None:
+            raise stale_payload(fault)
+        return tensors[0], tensors[1] if len(tensors) > 1 else None
+
+    def take_async_output(self) -> tuple[list[Tensor], str | None]:
+        """Like :meth:`recv_async_output`, but whatever landed, and what is wrong with its tags.
+
+        Raises:
+            NothingQueued: nothing was sent that is not received.
+        """
         if not self.cpu_tensor_handle:
             raise NothingQueued("no sampled ids are queued: send_to_cpu_async comes first")
         entry = self.cpu_tensor_handle[0]
@@ -196,9 +207,7 @@ class TokenIDProcessor:
             # whoever wrote in between had marked the tags before
             fault = fault or landed_fault(layout, step, slot)
         self._pop_entry()
-        if fault is not None:
-            raise stale_payload(fault)
-        return tensors[0], tensors[1] if len(tensors) > 1 else None
+        return tensors, fault
 
     def _pop_entry(self) -> None:
         for slot in self.cpu_tensor_handle.popleft().cpu_tensors:

@@ -49,7 +49,7 @@ Measured = Generator[tuple[str, Mapping[str, Sequence[BaseModel]]], None, None]
 
 #: options of the command line that not every experiment has
 OPTIONS = (
-    *("processes", "trials", "gpus", "scheduler", "traces"),
+    *("processes", "trials", "gpus", "scheduler", "traces", "gsm8k"),
     *("server_command", "base_url", "client"),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from atom.benchmarks.accuracy_rows import AccuracyItemRow, AccuracyRow, AccuracyTextRow
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.benchmarks.colocation_rows import (
     BandwidthRow,
@@ -39,6 +40,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     },
     "protocol_cost": {"samples": CostRow, "limits": LimitRow, "held": HeldRow},
     "capacity": {"points": CapacityRow},
+    "accuracy": {"points": AccuracyRow, "items": AccuracyItemRow, "texts": AccuracyTextRow},
     "foreign": {
         "programs": ForeignRow,
         "findings": ForeignFindingRow,
@@ -84,6 +86,11 @@ KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "held": ("point_id", "arm", "step"),
     },
     "capacity": {"points": ("point_id",)},
+    "accuracy": {
+        "points": ("point_id",),
+        "items": ("point_id", "item"),
+        "texts": ("point_id", "item"),
+    },
     "foreign": {
         "programs": ("program",),
         "findings": ("program", "number"),

@@ -198,6 +198,28 @@ def fisher_exact(k_a: int, n_a: int, k_b: int, n_b: int) -> float:
     return float(stats.fisher_exact([[k_a, n_a - k_a], [k_b, n_b - k_b]])[1])
 
 
+def mcnemar_exact(lost: int, gained: int) -> float:
+    """Two-sided p-value of McNemar's exact test on pairs: as many lost as gained?
+
+    Args:
+        lost: pairs in which the first is right alone.
+        gained: pairs in which the second is.
+
+    Source: McNemar, Psychometrika 12 (1947) 153-157, with the binomial in place of its limit.
+    """
+    if lost < 0 or gained < 0:
+        raise ValueError(f"counts of pairs are 0 or more, got {lost} and {gained}")
+    if not lost + gained:
+        return 1.0
+    return float(stats.binomtest(lost, lost + gained, 0.5).pvalue)
+
+
+def smallest_significant_pairs(confidence: float = 0.95) -> int:
+    """Fewest pairs, all on one side, that McNemar's exact test takes for a difference."""
+    _check_count(0, 1, confidence)
+    return next(n for n in range(1, 100_000) if mcnemar_exact(n, 0) < 1 - confidence)
+
+
 def bootstrap_ratio(
     a: npt.ArrayLike,
     b: npt.ArrayLike,

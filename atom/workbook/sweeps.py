@@ -198,6 +198,7 @@ _POINT_SWEEPS = {
     "throughput": "throughput_runs",
     "colocation": "colocation_runs",
     "capacity": "capacity_runs",
+    "accuracy": "accuracy_runs",
 }
 
 
@@ -232,7 +233,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of arms")
     parser.add_argument("--traces", metavar="DIR", help="recorded sessions (throughput)")
     parser.add_argument(
-        "--gpus", type=_numbers, metavar="0,1,2", help="a point on each, side by side (throughput)"
+        "--gpus", type=_numbers, metavar="0,1,2", help="a point on each, side by side"
     )
     parser.add_argument(
         "--scheduler",
@@ -250,13 +251,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base-url",
         metavar="URL",
         help="put the load on a server that runs already; -p server_label says what it is "
-        "(throughput)",
+        "(throughput, accuracy)",
     )
     parser.add_argument(
         "--client",
-        choices=["http", "agentx"],
-        help="who puts the load on a server: our own client, or the AgentX harness, with "
-        "-p server_tokenizer DIR (throughput)",
+        choices=["http", "agentx", "lm-eval"],
+        help="who puts the load on a server: our own client, the AgentX harness (throughput; with "
+        "-p server_tokenizer DIR), or lm-eval (accuracy)",
+    )
+    parser.add_argument(
+        "--gsm8k", metavar="DIR", help="GSM8K's train.jsonl and test.jsonl (accuracy)"
     )
     parser.add_argument(
         "-p",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from atom.benchmarks.accuracy_settings import AccuracySettings
 from atom.benchmarks.agentic_sessions import Traces
 from atom.benchmarks.server_settings import UNRECORDED
 from atom.benchmarks.throughput_point import read_sessions
@@ -275,7 +276,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         return unexpected(run.tables["points"])
 
 
-def environments(settings: ThroughputSettings) -> list[Mapping[str, str]]:
+def environments(settings: ThroughputSettings | AccuracySettings) -> list[Mapping[str, str]]:
     """What shows a process each of the GPUs that are named, and it alone."""
     if not settings.gpus:
         return [{}]
