@@ -425,23 +425,18 @@ class OffloadCapacitySettings(NotebookSettings):
     """Its pools in GiB; one more point has none."""
 
     remedies: Names = ("shared_lru", "paired")
-    """Its remedies: shared_lru, paired, late_lookup, async_loads, isolated-SHARE, spacing-TOKENS,
-    admission-SHARE."""
+    """Its remedies: arms of ``python -m atom sweep capacity``."""
 
     byte_scale: float = Field(1.8, gt=0, le=1000)
     """Its bytes of a KV token and a state image over those of an 80B hybrid model."""
 
     device_gb: float = Field(30.0, gt=0, le=10000)
-    """Its KV pool on the device, in GB."""
-
     load_gb_per_second: float = Field(8.0, gt=0, le=10000)
-    """Rate at which what its pool has comes back, in GB a second."""
+    """Its KV pool on the device in GB, and the rate of loads from its host pool in GB/s."""
 
     duration_seconds: float = Field(60.0, gt=0, le=7 * 86400)
-    """Its profiling window, in simulated seconds."""
-
     seed: int = Field(42, ge=0, le=2**31 - 1)
-    """Seed of its sessions and of their order."""
+    """Its profiling window in simulated seconds; seed of its sessions and of their order."""
 
     recorded: Names = ("data/runs",)
     """Recorded runs (run folders or parents of them): sweeps of this model, and measured load."""
