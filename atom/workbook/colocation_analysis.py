@@ -207,56 +207,50 @@ def own_gpus(one: Cost) -> int:
 # -- the race beside neighbours
 
 
-def race_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row an arm: stale trials under each condition, with 95% intervals over its processes."""
-    counts: dict[tuple[str, str], dict[str, list[tuple[int, int]]]] = {}
+def race_trials(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[tuple[int, int]]]:
+    """Stale trials and trials, a pair a process, by arm, memory node and condition."""
+    found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for run in runs:
         for row in run.tables["race"].to_dict("records"):
-            if row["neighbours_at_end"] != row["neighbours"]:
-                continue
-            condition = condition_text(row["neighbour"], row["neighbours"])
-            stale = int(row["trials"]) - int(row["clean"])
-            own = counts.setdefault((str(row["arm"]), str(row["memory_node"])), {})
-            own.setdefault(condition, []).append((stale, int(row["trials"])))
+            if row["neighbours_at_end"] == row["neighbours"]:
+                condition = condition_text(row["neighbour"], row["neighbours"])
+                stale = int(row["trials"]) - int(row["clean"])
+                key = (str(row["arm"]), str(row["memory_node"]), condition)
+                found.setdefault(key, []).append((stale, int(row["trials"])))
+    return found
+
+
+def race_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row an arm: stale trials under each condition, with 95% intervals over its processes."""
     lines = []
-    for (arm, node), own in sorted(counts.items()):
-        for condition, pairs in sorted(own.items(), key=lambda item: (item[0] != ALONE, item[0])):
-            stales, trials = ([pair[place] for pair in pairs] for place in (0, 1))
-            low, high, _ = clustered_interval(stales, trials)
-            lines.append(
-                {
-                    "arm": arm,
-                    "beside it": condition,
-                    "node": node,
-                    "stale": f"{sum(stales):,} of {sum(trials):,}",
-                    "rate": f"{sum(stales) / sum(trials):.1%} [{low:.1%}, {high:.1%}]",
-                    "processes": len(pairs),
-                }
-            )
+    # alone stands first
+    for (arm, node, condition), pairs in sorted(race_trials(runs).items()):
+        stales, trials = ([pair[place] for pair in pairs] for place in (0, 1))
+        low, high, _ = clustered_interval(stales, trials)
+        lines.append(
+            {
+                "arm": arm,
+                "beside it": condition,
+                "node": node,
+                "stale": f"{sum(stales):,} of {sum(trials):,}",
+                "rate": f"{sum(stales) / sum(trials):.1%} [{low:.1%}, {high:.1%}]",
+                "processes": len(pairs),
+            }
+        )
     return pd.DataFrame(lines)
 
 
 def widened_arms(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Arms whose rate beside neighbours lies above the one alone, intervals apart."""
-    found = []
-    table = race_table(runs)
-    if table.empty:
-        return []
-    for _, own in table.groupby(["arm", "node"]):
-        by_condition = {row["beside it"]: _ends(row["rate"]) for row in own.to_dict("records")}
-        alone = by_condition.pop(ALONE, None)
-        arm = str(own["arm"].iloc[0])
-        found += [
-            (arm, condition)
-            for condition, ends in by_condition.items()
-            if alone is not None and ends[0] > alone[1]
-        ]
-    return found
-
-
-def _ends(rate: str) -> tuple[float, float]:
-    low, high = rate.partition("[")[2].rstrip("]").split(", ")
-    return float(low.rstrip("%")), float(high.rstrip("%"))
+    ends = {}
+    for key, pairs in race_trials(runs).items():
+        stales, trials = ([pair[place] for pair in pairs] for place in (0, 1))
+        ends[key] = clustered_interval(stales, trials)
+    return [
+        (arm, condition)
+        for (arm, node, condition), (low, _, _) in sorted(ends.items())
+        if (alone := ends.get((arm, node, ALONE))) is not None and low > alone[1]
+    ]
 
 
 # -- who was beside it, and what they took
@@ -417,7 +411,7 @@ def cost_sentences(rows: Sequence[Row]) -> list[str]:
 
 def race_sentences(runs: Sequence[Run]) -> list[str]:
     """Which windows of the fault neighbours widen."""
-    if race_table(runs).empty:
+    if not race_trials(runs):
         return ["the race was not run beside neighbours."]
     wider = widened_arms(runs)
     if not wider:

@@ -13,7 +13,7 @@ from atom.benchmarks.kernel_rows import Question
 from atom.benchmarks.throughput_settings import GRID_FIELDS
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.workbook import compare_throughput
+from atom.workbook import compare_colocation, compare_throughput
 from atom.workbook.compare_model import Comparison, Rate, Side, TimeRatio
 from atom.workbook.kernel_analysis import BASES
 from atom.workbook.lifetime_published import published_points
@@ -27,7 +27,7 @@ _AMOUNT = (
 )
 #: where a run goes, and which of its cells are there: what both have is compared
 _SCOPE = ("device", "device_profile", "only", "paths", "protocols", "memory", "token_budgets")
-_SCOPE_TOO = ("law_budgets", "batch_sizes", "channels", "queries")
+_SCOPE_TOO = ("law_budgets", "batch_sizes", "channels", "queries", "start_limit_seconds")
 
 Rates = Iterator[tuple[str, int, int]]
 Ratios = Iterator[tuple[str, TimeRatio]]
@@ -198,6 +198,9 @@ COMPARISONS = {
             compare_throughput.quotients,
             compare_throughput.times,
             base="x its own without offload",
+        ),
+        "colocation": _Figures(
+            compare_colocation.rates, compare_colocation.quotients, base="x its own alone"
         ),
     }.items()
 }

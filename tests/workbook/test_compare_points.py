@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from colocation_made_up import record as made_up_colocation
 from throughput_points_made_up import record as made_up_throughput
 
 from atom.errors import BadInput
@@ -32,8 +33,8 @@ def other(run: Run, machine: str | None = None, **settings: Any) -> Run:
 
 @pytest.mark.parametrize("experiment", COMPARISONS)
 def test_each_experiment(experiment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made_up = experiment == "throughput"
-    run = made_up_throughput(tmp_path) if made_up else load_runs([_ROOT], experiment)[0][0]
+    made_up = {"throughput": made_up_throughput, "colocation": made_up_colocation}.get(experiment)
+    run = made_up(tmp_path) if made_up else load_runs([_ROOT], experiment)[0][0]
     beside(monkeypatch, run, run)
     same = compare("a", "b")
     assert same.rates or same.ratios
