@@ -271,6 +271,6 @@ def _ladder(settings: AccuracySettings) -> list[AccuracyPoint]:
         bare = CopyProtocol.UNPATCHED
         found += [AccuracyPoint(bare.value, bare, False, drafts, *one) for one in settings.pressure]
     if CopyProtocol.HOLD in settings.protocol and settings.pressure:
-        most = max(settings.pressure, key=lambda one: (one[0] / one[1], one[0]))
+        most = max(settings.pressure, key=lambda one: (one[0], -one[1]))
         found.append(AccuracyPoint(HOLD, CopyProtocol.HOLD, False, drafts, *most))
     return found

@@ -92,9 +92,15 @@ class PointResult:
         return None if any(count is None for count in counts) else int(sum(counts))
 
     @property
-    def pressure(self) -> float:
-        """MiB stored beside a step, on average."""
-        return float((self.row["pressure_mib"] or 0) / (self.row["pressure_every"] or 1))
+    def pressure(self) -> tuple[float, float]:
+        """MiB of a store, and the share of steps that have one."""
+        mib = float(self.row["pressure_mib"] or 0)
+        return mib, 1 / (self.row["pressure_every"] or 1) if mib else 0.0
+
+    @property
+    def pressure_text(self) -> str:
+        """In words."""
+        return f"{self.pressure[0]:g} MiB ahead of every {self.row['pressure_every']} steps"
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class AccuracySet:
         return next((point for point in self.points if point.name == name), None)
 
     def ladder(self, arm: str) -> list[PointResult]:
-        """Points of an arm under pressure, the least first."""
+        """Points of an arm under pressure: the smallest stores first, then the rarest."""
         own = [p for p in self.points if p.row["arm"] == arm and p.row["pressure_mib"]]
         return sorted(own, key=lambda point: point.pressure)
 

@@ -18,6 +18,7 @@ from atom.config import (
     ThroughputNotebookSettings,
 )
 from atom.errors import BadInput
+from atom.workbook.accuracy_parameters import AccuracyNotebookSettings
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,14 @@ _SPECS = (
         also=("engine_fault", "foreign"),
         key_figures=(0, 1),
     ),
-    NotebookSpec("04_accuracy", "Accuracy", NotebookSettings, 45, planned=True),
+    NotebookSpec(
+        "04_accuracy",
+        "Accuracy",
+        AccuracyNotebookSettings,
+        58,
+        also=("accuracy",),
+        key_figures=(0, 1),
+    ),
     NotebookSpec(
         "05_throughput",
         "Throughput",
@@ -105,8 +113,8 @@ _SPECS = (
         "Protocol cost",
         ProtocolCostSettings,
         60,
-        also=("kernels", "engine_speed"),
-        key_figures=(0, 2, 3),
+        also=("kernels", "engine_speed", "protocol_cost"),
+        key_figures=(3, 5, 6),
     ),
     NotebookSpec(
         "07_offload_capacity",

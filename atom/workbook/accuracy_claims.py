@@ -1,0 +1,152 @@
+"""What accuracy rows say of the source's claims, as arguments of ``judge``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atom.benchmarks.accuracy_settings import HOLD, UNPATCHED
+from atom.config import CopyProtocol
+from atom.workbook.accuracy_analysis import (
+    AccuracySet,
+    PointResult,
+    floor,
+    mean_length_difference,
+)
+from atom.workbook.statistics import (
+    difference_interval,
+    exact_interval,
+    fisher_exact,
+    smallest_visible_rate,
+)
+
+Arguments = dict[str, dict[str, Any]]
+
+_LEVEL = 0.05
+_RUN = "a recorded run of sweep accuracy on an accelerator with the trained model"
+#: what a claim waits for that no row here settles
+NEEDS = dict.fromkeys(("acc-08", "acc-09", "acc-11", "acc-12"), _RUN)
+
+
+def measured_arguments(found: AccuracySet) -> Arguments:
+    """Arguments by claim for measured rows. Scores of random weights settle nothing of answers."""
+    arguments: dict[str, dict[str, Any] | None] = {
+        "acc-09": _acceptance(found),
+        "acc-12": _damage(found),
+    }
+    if not found.is_noise:
+        arguments |= {"acc-08": _no_loss(found), "acc-11": _hold_with_pool(found)}
+    same = {"machine": found.run.provenance.machine, "run_ids": tuple(found.run_ids)}
+    return {name: {**given, **same} for name, given in arguments.items() if given is not None}
+
+
+def simulated_arguments(found: AccuracySet) -> Arguments:
+    """Arguments for the adversarial schedule: with the same schedule, hold is the control."""
+    held = found.find(HOLD, pool=True, drafts=True)
+    bare = found.find(UNPATCHED, pool=True, drafts=True)
+    if held is None or bare is None or held.against is None or bare.against is None:
+        return {}
+    if held.against.damaged:
+        # then the damage is not that of the protocol alone
+        return {}
+    noise = " (random weights: only equality is shown)" if found.is_noise else ""
+    return {
+        "acc-12": {
+            "holds": bare.against.damaged > 0,
+            "value": f"{bare.against.damaged} of {bare.against.items} answers damaged",
+            "detail": f"hold under the same schedule: 0 of {held.against.items}{noise}",
+            "machine": found.run.provenance.profile or found.source,
+            "run_ids": tuple(found.run_ids),
+        }
+    }
+
+
+def _protected(found: AccuracySet) -> list[PointResult]:
+    return [
+        point
+        for point in found.points
+        if point.against is not None
+        and point.row["protocol"] not in (None, CopyProtocol.UNPATCHED.value)
+        and not point.row["pressure_mib"]
+    ]
+
+
+def _no_loss(found: AccuracySet) -> dict[str, Any] | None:
+    points = _protected(found)
+    pairs = [point.against for point in points if point.against is not None]
+    if not pairs:
+        return None
+    apart = max(abs(one.lost - one.gained) for one in pairs)
+    smallest = min(one.p for one in pairs)
+    return {
+        # as many tests as points
+        "holds": smallest > _LEVEL / len(pairs),
+        "value": f"at most {apart} of {pairs[0].items} items apart",
+        "detail": f"{len(pairs)} protected points against the reference, item by item; smallest "
+        f"p of McNemar's exact test {smallest:.2g}",
+    }
+
+
+def _acceptance(found: AccuracySet) -> dict[str, Any] | None:
+    first = found.find(HOLD, pool=False, drafts=True)
+    second = found.find(UNPATCHED, pool=False, drafts=True)
+    if first is None or second is None:
+        return None
+    both = mean_length_difference(found, first, second)
+    if both is None:
+        return None
+    return {
+        "value": both[0],
+        "interval": (both[1], both[2]),
+        "detail": f"hold {first.acceptance:.2%}, unpatched {second.acceptance:.2%}, no pool; "
+        "bootstrap over items",
+    }
+
+
+def _hold_with_pool(found: AccuracySet) -> dict[str, Any] | None:
+    bare = found.find(HOLD, pool=False, drafts=True)
+    pool = found.find(HOLD, pool=True, drafts=True)
+    if bare is None or pool is None or bare.score is None or pool.score is None:
+        return None
+    low, high = difference_interval(bare.score[0], bare.score[1:], pool.score[0], pool.score[1:])
+    return {
+        "value": 100 * (pool.score[0] - bare.score[0]),
+        "interval": (100 * low, 100 * high),
+        "detail": f"{pool.row['strict']} and {bare.row['strict']} of {pool.row['items']} right, "
+        "with and without a pool; as of two independent samples, which is wider than they are",
+    }
+
+
+def _damage(found: AccuracySet) -> dict[str, Any] | None:
+    points = [
+        point
+        for drafts in (True, False)
+        if (point := found.find(UNPATCHED, pool=True, drafts=drafts)) is not None
+    ]
+    pairs = [point.against for point in points if point.against is not None]
+    null = [point.against for point in floor(found) if point.against is not None]
+    if not pairs or not null:
+        return None
+    worst = max(pairs, key=lambda one: one.damaged)
+    most = max(null, key=lambda one: one.damaged)
+    p = fisher_exact(worst.damaged, worst.items, most.damaged, most.items)
+    value = f"{worst.damaged} of {worst.items} answers damaged"
+    beside = f"hold's own points differ in up to {most.damaged} of {most.items}; Fisher p {p:.2g}"
+    if p < _LEVEL and worst.damaged > most.damaged:
+        return {"holds": True, "value": value, "detail": beside}
+    low, high = exact_interval(worst.damaged, worst.items)
+    visible = smallest_visible_rate(worst.items)
+    return {
+        "value": value,
+        "undecided": f"{beside}; at most {high:.2%} were damaged (at least {low:.2%}), and a rate "
+        f"below {visible:.2%} could have been missed: see the damage curve for more pressure",
+    }
+
+
+def same_answers(found: AccuracySet) -> bool:
+    """Whether every protected point gave the reference's answers, all of them."""
+    points = [
+        point.against
+        for point in found.points
+        if point.against is not None and point.row["protocol"] != CopyProtocol.UNPATCHED.value
+    ]
+    return bool(points) and not any(one.damaged for one in points)
