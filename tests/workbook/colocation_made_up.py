@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "neighbours": ["copy", "compute", "sweep"],
     "neighbour_counts": [1, 3],
     "shared_gpu": False,
-    "repeats": 4,
+    "repeats": 3,
 }
 #: throughput beside neighbours over that alone, and the stale rate of the open window
 SLOWER = {"copy": 0.9, "compute": 1.0, "sweep": 0.97, "alone": 1.0}
