@@ -153,7 +153,7 @@ def test_runs_that_were_asked_for_go_first(tmp_path: Path) -> None:
     assert found.speed is not None
     assert found.speed.provenance.run_id == late.provenance.run_id
     nothing = protocol_cost.gather_runs([], [str(tmp_path / "none")])
-    assert (nothing.kernels, nothing.speed, nothing.problems) == (None, None, ())
+    assert nothing == protocol_cost.CostRuns(None, None, None, ())
 
 
 def test_open_claims_are_those_without_a_verdict() -> None:
@@ -162,4 +162,5 @@ def test_open_claims_are_those_without_a_verdict() -> None:
     assert set(table["claim"]) == {name for name, one in claims.items() if one.notebook == "06"}
     row = table[table["claim"] == "contract-11"].iloc[0]
     assert row["open"] == "measured"
-    assert len(protocol_cost.open_arms()) == len(protocol_cost.OPEN_ARMS)
+    nothing = protocol_cost.CostRuns(None, None, None, ())
+    assert len(protocol_cost.open_arms(nothing)) == len(protocol_cost.OPEN_ARMS)

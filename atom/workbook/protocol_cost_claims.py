@@ -1,0 +1,329 @@
+"""What the rows of the protocol-cost experiment settle, and which protocol is for whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from atom.benchmarks.protocol_cost_rows import CostArm, Loop, Pressure
+from atom.benchmarks.protocol_cost_settings import EXPERIMENT, sized
+from atom.evidence import Evidence
+from atom.workbook.engine_speed_analysis import Ratio
+from atom.workbook.protocol_cost_analysis import ArmCost, choose
+from atom.workbook.protocol_cost_runs import record_protocol_cost
+from atom.workbook.records import Run, existing, load_runs
+from atom.workbook.statistics import bootstrap_ratio
+from atom.workbook.sweep_progress import SweepProgress
+
+NOTHING = "–"
+#: batch and lead that a table of one line an arm is taken at, where they were run
+SHOWN_BATCH, SHOWN_LEAD = 32, 1
+_GUARDS = (CostArm.NO_GUARD, CostArm.NO_GUARD_AGAIN, CostArm.TRAP, CostArm.NO_TAG)
+#: protocol to who should choose it
+FOR_WHOM = {
+    CostArm.HOLD: "an engine that receives what it sends: the default",
+    CostArm.ZERO_COPY: "a few bytes that own kernels write outside graphs, where a copy would "
+    "queue behind stores; CUDA, or HIP with coherent pinned memory",
+    CostArm.RECORD_STREAM: "code that cannot keep the source: it is out of its hands once sent",
+    CostArm.BLOCKING: "scripts and debugging, where nobody waits for the next step",
+    CostArm.UNPATCHED: "nobody: it delivers other steps' bytes",
+    CostArm.PLAIN: "nobody: it protects nothing",
+}
+
+
+def simulate(
+    profile: str,
+    seed: int,
+    root: str | Path,
+    records: Sequence[str] = (),
+    progress: SweepProgress | None = None,
+) -> Run:
+    """A small run on the virtual device: of ``records`` if one is there, else made now.
+
+    Args:
+        profile: of the virtual device.
+        seed: of the order of arms, weights and prompts.
+        root: folder of new runs.
+        records: folders to look in first.
+        progress: told what it does.
+    """
+    runs, _ = load_runs(existing(records), EXPERIMENT)
+    for run in reversed(runs):
+        virtual = run.provenance.evidence is Evidence.SIMULATED
+        if virtual and run.provenance.exit_state == "finished":
+            return run
+    settings = sized(
+        {
+            "device": "virtual",
+            "device_profile": profile,
+            "seed": seed,
+            "engine_batch_sizes": [2],
+            "engine_pressures": ["idle"],
+            "guards": False,
+            "counted_steps": 2,
+            "repeats": 3,
+        },
+        quick=False,
+    )
+    return record_protocol_cost(settings, root, progress)
+
+
+def shown_point(
+    summaries: Sequence[ArmCost], loop: Loop, pressure: Pressure = Pressure.IDLE
+) -> dict[str, ArmCost]:
+    """Arms of one point by name: of 32 requests and a lead of 1, or what comes next to it."""
+    own = [one for one in summaries if one.loop == loop and one.pressure == pressure]
+    if not own:
+        return {}
+    near = min(own, key=lambda one: (abs(one.batch - SHOWN_BATCH), abs(one.lead - SHOWN_LEAD)))
+    return {one.arm: one for one in own if one.point_id == near.point_id}
+
+
+def claim_arguments(run: Run, summaries: Sequence[ArmCost]) -> dict[str, dict[str, Any]]:
+    """Arguments for the claims that a run settles, with its own kind of evidence.
+
+    What counts of calls settle for the simulation is left to them (``contract-11``).
+    """
+    provenance = run.provenance
+    same: dict[str, Any] = {
+        "machine": provenance.profile or provenance.machine,
+        "run_ids": (provenance.run_id,),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    engine = [
+        shown
+        for shown in _points(summaries, Loop.ENGINE, Pressure.IDLE)
+        if CostArm.HOLD in shown and CostArm.UNPATCHED in shown
+    ]
+    if provenance.evidence is Evidence.MEASURED:
+        found |= _events(summaries)
+        found |= _versions(run, engine)
+    found |= _nothing_else(engine)
+    found |= _kept(summaries)
+    return {claim: {**arguments, **same} for claim, arguments in found.items()}
+
+
+def _points(
+    summaries: Sequence[ArmCost], loop: Loop, pressure: Pressure
+) -> list[dict[str, ArmCost]]:
+    points: dict[str, dict[str, ArmCost]] = {}
+    for one in summaries:
+        if one.loop == loop and one.pressure == pressure and one.step_us is not None:
+            points.setdefault(one.point_id, {})[one.arm] = one
+    return list(points.values())
+
+
+def _events(summaries: Sequence[ArmCost]) -> dict[str, dict[str, Any]]:
+    both = [
+        (one, base)
+        for one in choose(summaries, CostArm.HOLD)
+        for base in choose(summaries, CostArm.UNPATCHED)
+        if one.point_id == base.point_id
+        and one.events_a_step is not None
+        and base.events_a_step is not None
+    ]
+    if not both:
+        return {}
+    extra = max(abs((one.events_a_step or 0) - (base.events_a_step or 0)) for one, base in both)
+    plain = [one.events_a_step for one in choose(summaries, CostArm.PLAIN) if one.events_a_step]
+    detail = f"events made in a step, counted at {len(both)} points: hold's less unpatched's"
+    if plain:
+        detail += f"; the plain send makes {max(plain):g}"
+    return {"contract-11": {"value": extra, "detail": detail}}
+
+
+def _versions(run: Run, engine: Sequence[dict[str, ArmCost]]) -> dict[str, dict[str, Any]]:
+    """Hold over record_stream at the point whose ratio is farthest from 1."""
+    samples, ratios = run.tables["samples"], {}
+    for point in engine:
+        hold, told = point[CostArm.HOLD], point.get(CostArm.RECORD_STREAM)
+        if told is None:
+            continue
+        rows = samples[samples["point_id"] == hold.point_id]
+        mine, theirs = (
+            rows.loc[rows["arm"] == str(arm), "step_us"].dropna().astype(float)
+            for arm in (CostArm.HOLD, CostArm.RECORD_STREAM)
+        )
+        ratios[hold.batch] = bootstrap_ratio(mine, theirs, 42, resamples=1000)
+    if not ratios:
+        return {}
+    batch, worst = max(ratios.items(), key=lambda pair: abs(pair[1][0] - 1))
+    text = ", ".join(f"{one}: {value[0]:.4f}" for one, value in ratios.items())
+    return {
+        "thr-21": {
+            "value": worst[0],
+            "interval": (worst[1], worst[2]),
+            "detail": f"decode step of the engine, hold over record_stream, by batch: {text}; "
+            f"judged is {batch}, the farthest from 1",
+        }
+    }
+
+
+def _nothing_else(engine: Sequence[dict[str, ArmCost]]) -> dict[str, dict[str, Any]]:
+    points = [point for point in engine if CostArm.NULL in point]
+    if not points:
+        return {}
+    texts, holds = [], True
+    for point in points:
+        hold, null = point[CostArm.HOLD], point[CostArm.NULL]
+        assert hold.step_ratio is not None
+        assert null.step_ratio is not None
+        equal = (hold.agreement or 0.0) >= min(null.agreement or 0.0, 1.0)
+        apart = hold.step_ratio[1] > null.step_ratio[2] or hold.step_ratio[2] < null.step_ratio[1]
+        holds = holds and equal and not apart
+        texts.append(
+            f"{hold.batch} requests: {hold.agreement or 0:.1%} of tokens equal unpatched's (null "
+            f"arm {null.agreement or 0:.1%}), step {hold.step_ratio[0]:.3f} of its (null arm "
+            f"{null.step_ratio[0]:.3f})"
+        )
+    return {"contract-15": {"holds": holds, "detail": "; ".join(texts)}}
+
+
+def _kept(summaries: Sequence[ArmCost]) -> dict[str, dict[str, Any]]:
+    texts, value = [], None
+    for pressure in Pressure:
+        point = shown_point(summaries, Loop.BARE, pressure)
+        hold, told = point.get(CostArm.HOLD), point.get(CostArm.RECORD_STREAM)
+        if hold is None or told is None or not hold.kept_us or not told.kept_us:
+            continue
+        ratio = hold.kept_us / told.kept_us
+        if pressure is Pressure.IDLE:
+            value = ratio
+        texts.append(f"{pressure}: {hold.kept_us:.0f} us for {told.kept_us:.0f} us")
+    if value is None:
+        return {}
+    return {
+        "thr-22": {
+            "value": value,
+            "detail": "hold's block is out of the allocator, for record_stream's, with the copy "
+            f"stream {', '.join(texts)}; judged is idle, one step of lead",
+        }
+    }
+
+
+def window_arguments(windows: Mapping[str, Counter[int]], profile: str) -> dict[str, Any]:
+    """Arguments for ``thr-23`` from counted windows; see :mod:`atom.benchmarks.receive_windows`."""
+    longest = {name: max(counts) for name, counts in windows.items()}
+    text = "; ".join(
+        f"{name}: {', '.join(f'{n} x {steps}' for steps, n in sorted(counts.items()))}"
+        for name, counts in windows.items()
+    )
+    return {
+        "holds": all(steps <= 1 for steps in longest.values()),
+        "detail": f"steps from a send to its receive, times counted (times x steps): {text}",
+        "machine": profile,
+    }
+
+
+def windows_table(windows: Mapping[str, Counter[int]]) -> pd.DataFrame:
+    """One row a kind and situation: how often which window was counted."""
+    return pd.DataFrame(
+        {
+            "transfer": name,
+            "steps until it is received": ", ".join(str(steps) for steps in sorted(counts)),
+            "times": ", ".join(str(counts[steps]) for steps in sorted(counts)),
+        }
+        for name, counts in windows.items()
+    )
+
+
+def costs_by_arm(summaries: Sequence[ArmCost], loop: Loop) -> pd.DataFrame:
+    """One row an arm and point of a loop."""
+    return pd.DataFrame(
+        {
+            "batch": one.batch,
+            **({"lead": one.lead} if loop is Loop.BARE else {}),
+            "copy stream": one.pressure,
+            "arm": one.arm,
+            "step us": number(one.step_us, 1),
+            "p99 us": number(one.step_p99_us, 1),
+            "step over base": ratio(one.step_ratio),
+            **({"make us": number(one.make_us, 2)} if loop is Loop.BARE else {}),
+            "send us": number(one.send_us, 2),
+            "send p99 us": number(one.send_p99_us, 1),
+            "receive us": number(one.receive_us, 2),
+            "wait us": number(one.wait_us, 1),
+            **({"block kept us": number(one.kept_us, 1)} if loop is Loop.BARE else {}),
+            "held beyond unpatched, peak": number(one.held_beyond_bytes, 0),
+            "steady": number(one.steady_beyond_bytes, 0),
+            "segments": one.segments,
+            "retries": one.retries,
+            "events a step": number(one.events_a_step, 2),
+            "stale": one.stale if one.step_us is not None else NOTHING,
+            "left out": one.left_out or "",
+        }
+        for one in summaries
+        if one.loop == loop and one.arm not in (*_GUARDS, CostArm.HOST_CHECK)
+    )
+
+
+def guards_table(summaries: Sequence[ArmCost]) -> pd.DataFrame:
+    """One row a net of the engine and batch: step time over an unguarded engine's."""
+    names = (*_GUARDS, CostArm.HOST_CHECK, CostArm.HOLD)
+    labels = {CostArm.HOLD: "reporting guard and epoch tag (hold)"}
+    return pd.DataFrame(
+        {
+            "batch": one.batch,
+            "net": labels.get(CostArm(one.arm), one.arm),
+            "step us": number(one.step_us, 1),
+            "p99 us": number(one.step_p99_us, 1),
+            "over no guard": number(_over_no_guard(one, summaries), 4),
+            "its interval": ratio(one.step_ratio) if one.arm != CostArm.HOLD else NOTHING,
+            "syncs it adds": "1 a step" if one.arm == CostArm.HOST_CHECK else "none",
+        }
+        for name in names
+        for one in choose(summaries, name, loop=Loop.ENGINE, pressure=Pressure.IDLE)
+    )
+
+
+def _over_no_guard(one: ArmCost, summaries: Sequence[ArmCost]) -> float | None:
+    base = [
+        other
+        for other in choose(summaries, CostArm.NO_GUARD, loop=Loop.ENGINE)
+        if other.point_id == one.point_id
+    ]
+    if not base or base[0].step_us is None or one.step_us is None:
+        return None
+    return one.step_us / base[0].step_us
+
+
+def decision_table(summaries: Sequence[ArmCost]) -> pd.DataFrame:
+    """Which protocol is for whom, with its figures at the shown points."""
+    bare = {pressure: shown_point(summaries, Loop.BARE, pressure) for pressure in Pressure}
+    engine = shown_point(summaries, Loop.ENGINE)
+    table = []
+    for arm, whom in FOR_WHOM.items():
+        idle, store = bare[Pressure.IDLE].get(arm), bare[Pressure.STORE].get(arm)
+        step = engine.get(arm)
+        if idle is None:
+            continue
+        table.append(
+            {
+                "protocol": str(arm),
+                "for whom": whom,
+                "send, us": number(idle.send_us, 1),
+                "send p99, us": number(idle.send_p99_us, 1),
+                "host us beyond unpatched": ratio(idle.host_more_us, 2),
+                "engine's step over unpatched": ratio(step.step_ratio if step else None),
+                "bare step behind a store, us": number(store.step_us if store else None, 0),
+                "bytes kept beyond unpatched": number(idle.held_beyond_bytes, 0),
+                "stale behind a store": NOTHING if store is None else store.stale,
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def number(value: float | None, digits: int) -> str:
+    """``1,234.5``, or a dash."""
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def ratio(value: Ratio | None, digits: int = 3) -> str:
+    """``1.012 [1.003, 1.020]``, or a dash."""
+    if value is None:
+        return NOTHING
+    return f"{value[0]:.{digits}f} [{value[1]:.{digits}f}, {value[2]:.{digits}f}]"
