@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ import pytest
 from atom.config import NotebookSettings
 from atom.errors import BadInput
 from atom.workbook.fingerprint import fingerprint, source_hash
-from atom.workbook.notebooks import NotebookSpec, execution_order, find_notebook
+from atom.workbook.notebooks import (
+    NOTEBOOKS,
+    NotebookSpec,
+    execution_order,
+    find_notebook,
+)
 from atom.workbook.parameters import ReportTarget, assign, read_given, resolve_target
 from atom.workbook.results import load_executions
 from atom.workbook.runner import RunReport, run_notebooks, select
@@ -288,11 +294,12 @@ def test_two_runs_do_not_write_to_one_folder(root: Path) -> None:
         os.close(handle)
 
 
-def test_names_of_notebooks() -> None:
+def test_names_of_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_notebook("02").stem == "02_race_microbenchmark"
     assert find_notebook("notebooks/01_fault_arithmetic.ipynb").number == "01"
     with pytest.raises(BadInput, match="did you mean '01_fault_arithmetic'"):
         find_notebook("01_fault_aritmetic")
+    monkeypatch.setitem(NOTEBOOKS, "04_accuracy", replace(NOTEBOOKS["04_accuracy"], planned=True))
     with pytest.raises(BadInput, match="planned"):
         find_notebook("04")
 
