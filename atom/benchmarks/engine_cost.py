@@ -286,7 +286,7 @@ class EngineCostBench(AbstractContextManager["EngineCostBench"]):
                 tokens[arm] = engine.tokens
                 found.append({**same, **values, "arm": arm, "position": position})
             except DeviceError as error:
-                if PROTOCOLS.get(arm) is not CopyProtocol.UNPATCHED or work.pressure == "idle":
+                if PROTOCOLS.get(arm) is not CopyProtocol.UNPATCHED:
                     raise
                 # without protection a late copy fails requests: there is nothing to time then
                 reason = f"requests failed of stale bytes: {error}".splitlines()[0][:200]

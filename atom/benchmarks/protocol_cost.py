@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import BaseModel
+from torch import Tensor
 
 from atom.benchmarks.engine_cost import EngineCostBench
 from atom.benchmarks.engine_speed_rows import Clock
@@ -53,10 +54,17 @@ from atom.benchmarks.transfer_loop import (
 )
 from atom.config import CopyProtocol
 from atom.device import DeviceKind
-from atom.device.interface import Device, Stream
+from atom.device.interface import Device, Kernel, Stream
 from atom.device.plain_copy import counted_events
 from atom.errors import DeviceError
 
+
+def _nothing(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+    pass
+
+
+#: a launch of it on another stream is what a change of streams costs
+NOTHING = Kernel("nothing", _nothing)
 Tables = dict[str, list[BaseModel]]
 #: bytes of the copy whose latency is a limit
 LIMIT_BYTES = 256
@@ -293,6 +301,9 @@ def limit_calls(device: Device, stream: Stream) -> dict[str, tuple[Callable[[], 
         event.record(stream)
         event.synchronize()
 
+    def switch() -> None:
+        device.launch(NOTHING, (), (), stream=stream)
+
     def query() -> None:
         event.query()
 
@@ -310,6 +321,7 @@ def limit_calls(device: Device, stream: Stream) -> dict[str, tuple[Callable[[], 
         "event wait": (wait, 64),
         "event query": (query, 64),
         "wait for a completed event": (event.synchronize, 1_000_000),
+        "stream there and back": (switch, 64),
         "new event": (new_event, 1_000_000),
         "block from the allocator": (block, 1_000_000),
         "kernel launch": (kernel, 64),

@@ -24,7 +24,12 @@ from atom.device.accelerator_properties import (
     machine_slug,
     why_no_accelerator,
 )
-from atom.device.accelerator_streams import AcceleratorEvent, AcceleratorStream, raw_of
+from atom.device.accelerator_streams import (
+    AcceleratorEvent,
+    AcceleratorStream,
+    make_current,
+    raw_of,
+)
 from atom.device.argument_checks import (
     check_amount,
     check_count,
@@ -103,8 +108,10 @@ class Accelerator(Device):
         self.index = index
         torch.cuda.set_device(index)
         self.properties = accelerator_properties(index)
-        self.default_stream = AcceleratorStream(torch.cuda.default_stream(index), default=True)
-        self._home: torch.cuda.Stream = self.default_stream.raw
+        default = AcceleratorStream(torch.cuda.default_stream(index), default=True)
+        self.default_stream = default
+        self._default_raw, self._default_current = default.raw, default.make_current
+        self._home: torch.cuda.Stream = default.raw
         torch.cuda.set_stream(self._home)
         self._torch_device = torch.device("cuda", index)
         self._cycles_per_second: float | None = None
@@ -135,10 +142,17 @@ class Accelerator(Device):
         if stream is None or raw_of(stream) == self._home:
             yield
             return
-        torch.cuda.set_stream(raw_of(stream))
+        make_current(stream)
         try:
             yield
         finally:
+            self._go_home()
+
+    def _go_home(self) -> None:
+        """Make the home stream current again: the default one but in a capture."""
+        if self._home is self._default_raw:
+            self._default_current()
+        else:
             torch.cuda.set_stream(self._home)
 
     # -- memory
@@ -217,7 +231,7 @@ class Accelerator(Device):
     @property
     def capturing(self) -> bool:
         """Whether :meth:`capture` is under way."""
-        return self._home is not raw_of(self.default_stream)
+        return self._home is not self._default_raw
 
     def record_stream(self, tensor: Tensor, stream: interface.Stream) -> None:
         """Tell the allocator that ``stream`` uses ``tensor``."""
@@ -261,11 +275,11 @@ class Accelerator(Device):
         if stream is None or stream is self.default_stream:
             kernel.body(tuple(reads), tuple(writes), *scalars)
             return
-        torch.cuda.set_stream(raw_of(stream))
+        make_current(stream)
         try:
             kernel.body(tuple(reads), tuple(writes), *scalars)
         finally:
-            torch.cuda.set_stream(self._home)
+            self._go_home()
 
     def copy(
         self,
@@ -284,7 +298,7 @@ class Accelerator(Device):
             target, source = self._as_words(target), self._as_words(source)
         home = stream is None or stream is self.default_stream
         if not home:
-            torch.cuda.set_stream(raw_of(stream))
+            make_current(stream)
         try:
             if path is CopyPath.KERNEL:
                 torch.bitwise_or(source, 0, out=target)
@@ -292,7 +306,7 @@ class Accelerator(Device):
                 target.copy_(source, non_blocking=True)
         finally:
             if not home:
-                torch.cuda.set_stream(self._home)
+                self._go_home()
 
     def _as_words(self, tensor: Tensor) -> Tensor:
         flat = (tensor if tensor.is_cuda else self.mapped(tensor)).view(-1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
 from atom.device import interface
@@ -23,21 +26,30 @@ def raw_of(wrapper: object) -> torch.cuda.Stream | torch.cuda.Event:
 class AcceleratorEvent:
     """A ``torch.cuda.Event``."""
 
-    __slots__ = ("query", "raw", "synchronize")
+    __slots__ = ("_record", "_wait", "query", "raw", "synchronize")
 
     def __init__(self, timing: bool) -> None:
         self.raw = torch.cuda.Event(enable_timing=timing)
-        # bound once: a status copy queries and waits on its event every step
+        # bound once: a status copy uses its event every step
         self.query = self.raw.query
-        self.synchronize = self.raw.synchronize
+        # the class's own methods only fill in the current stream, which is never asked for here
+        base: Any = super(torch.cuda.Event, self.raw)
+        self.synchronize = base.synchronize
+        self._record, self._wait = base.record, base.wait
 
     def record(self, stream: interface.Stream | None = None) -> None:
         """Mark the present end of ``stream`` (``None``: the home stream)."""
-        self.raw.record(None if stream is None else raw_of(stream))
+        if stream is None:
+            self.raw.record()
+        else:
+            self._record(raw_of(stream))
 
     def wait(self, stream: interface.Stream | None = None) -> None:
         """Make ``stream`` wait for the latest record."""
-        self.raw.wait(None if stream is None else raw_of(stream))
+        if stream is None:
+            self.raw.wait()
+        else:
+            self._wait(raw_of(stream))
 
     def elapsed_time(self, end: interface.Event) -> float:
         """Milliseconds to ``end``."""
@@ -47,17 +59,27 @@ class AcceleratorEvent:
 class AcceleratorStream:
     """A ``torch.cuda.Stream``."""
 
-    __slots__ = ("query", "raw", "stream_id", "synchronize")
+    __slots__ = ("make_current", "query", "raw", "stream_id", "synchronize")
 
     def __init__(self, raw: torch.cuda.Stream, default: bool) -> None:
         self.raw = raw
+        #: ``torch.cuda.set_stream`` of this stream, with what it looks up
+        self.make_current = partial(
+            torch._C._cuda_setStream,
+            stream_id=raw.stream_id,
+            device_index=raw.device_index,
+            device_type=raw.device_type,
+        )
         self.stream_id = 0 if default else int(raw.stream_id)
         self.query = raw.query
         self.synchronize = raw.synchronize
 
     def wait_event(self, event: interface.Event) -> None:
         """Wait for the latest record of ``event``."""
-        self.raw.wait_event(raw_of(event))
+        if isinstance(event, AcceleratorEvent):
+            event._wait(self.raw)
+        else:
+            self.raw.wait_event(raw_of(event))
 
     def wait_stream(self, stream: interface.Stream) -> None:
         """Wait for everything queued on ``stream`` so far."""
@@ -68,3 +90,15 @@ class AcceleratorStream:
         marker = AcceleratorEvent(timing=False) if event is None else event
         raw_of(marker).record(self.raw)
         return marker
+
+
+def make_current(stream: object) -> None:
+    """Make ``stream`` PyTorch's current stream.
+
+    Raises:
+        WrongDevice: it belongs to another device.
+    """
+    if not isinstance(stream, AcceleratorStream):
+        raw_of(stream)
+        raise WrongDevice(f"{type(stream).__name__} is no stream of an accelerator")
+    stream.make_current()
