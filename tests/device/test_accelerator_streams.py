@@ -102,7 +102,7 @@ def test_every_event_of_torch_is_counted(calls: list[Any], monkeypatch: pytest.M
         pass
 
     monkeypatch.setattr(plain_copy, "Accelerator", Device)
-    with counted_events(Device()) as made:
+    with counted_events(Device()) as made:  # type: ignore[arg-type]
         AcceleratorEvent(timing=False)
         _Event(enable_timing=True)
     assert made == [2]
