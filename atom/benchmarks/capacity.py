@@ -297,9 +297,12 @@ class Simulation:
             )
         )
         if self.phase == "warmup" and lane.sent == load.warmup_requests_per_lane:
-            self._held.append(lane)
             self._warming -= 1
-            if not self._warming:
+            if self._warming:
+                self._held.append(lane)
+            else:
+                # it need not wait, so it goes on before those that do, as in the load client
+                self._held.insert(0, lane)
                 self._start_window()
             return
         self._next_turn(lane)
