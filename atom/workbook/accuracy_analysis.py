@@ -160,7 +160,7 @@ def reference_point(points: pd.DataFrame) -> str | None:
 def changed_items(items: pd.DataFrame, first: str, second: str) -> ChangedItems:
     """Two points of one run, item by item."""
     sides = [items[items["point_id"] == name].set_index("item") for name in (first, second)]
-    both = sides[0].join(sides[1], how="inner", rsuffix="_2")
+    both = sides[0].merge(sides[1], left_index=True, right_index=True, suffixes=("", "_2"))
     answered = (both["outcome"] == "ok") & (both["outcome_2"] == "ok")
     right, right_2 = (both[name].astype(str) == "True" for name in ("strict", "strict_2"))
     return ChangedItems(
@@ -256,7 +256,7 @@ def mean_length_difference(
         own = items[(items["point_id"] == point.name) & (items["outcome"] == "ok")]
         own = own[own["steps"].astype(float) > 1].set_index("item")
         sides.append(own[["output_tokens", "steps"]].astype(float))
-    both = sides[0].join(sides[1], how="inner", rsuffix="_2")
+    both = sides[0].merge(sides[1], left_index=True, right_index=True, suffixes=("", "_2"))
     if both.empty or not drafts or first.acceptance is None or second.acceptance is None:
         return None
     tokens, steps, tokens_2, steps_2 = (both[name].to_numpy() for name in both.columns)

@@ -159,4 +159,5 @@ def _damage_panel(axes: Axes, found: AccuracySet) -> None:
     axes.set_ylim(-3, 103)
     axes.set_xlabel("steps with a store on other streams, %")
     axes.set_title(f"{found.kind}: {found.model}", fontsize=10)
-    axes.legend(loc="center left", fontsize=8)
+    if sizes:
+        axes.legend(loc="center left", fontsize=8)
