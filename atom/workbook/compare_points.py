@@ -10,6 +10,7 @@ import pandas as pd
 
 from atom.benchmarks.engine_speed_rows import SpeedArm
 from atom.benchmarks.kernel_rows import Question
+from atom.benchmarks.protocol_cost_rows import CostArm
 from atom.benchmarks.throughput_settings import GRID_FIELDS
 from atom.errors import BadInput
 from atom.evidence import Evidence
@@ -122,6 +123,21 @@ def _speed_ratios(run: Run) -> Ratios:
                     yield name, TimeRatio(values, arms[base])
 
 
+def _cost_ratios(run: Run) -> Ratios:
+    for point_id, rows in run.tables["samples"].groupby("point_id", sort=False):
+        arms = _by_arm(rows, "step_us")
+        base = arms.get(str(CostArm.UNPATCHED), ())
+        for arm, values in arms.items():
+            if arm != CostArm.UNPATCHED and len(values) == len(base):
+                yield f"step of {arm} over unpatched, {point_id}", TimeRatio(values, base)
+
+
+def _cost_times(run: Run) -> Ratios:
+    for point_id, rows in run.tables["samples"].groupby("point_id", sort=False):
+        for arm, values in _by_arm(rows, "send_us").items():
+            yield f"send of {arm}, {point_id}", TimeRatio(values)
+
+
 def _comparison(experiment: str, figures: _Figures) -> Comparison:
     def whole(run: Run) -> Side:
         rates = {
@@ -192,6 +208,7 @@ COMPARISONS = {
         "kernels": _Figures(ratios=_kernel_ratios, times=_kernel_times, base="x its own base"),
         "engine_fault": _Figures(_fault_rates, _stale_values, base="x the token budget"),
         "engine_speed": _Figures(ratios=_speed_ratios, base="x its own base"),
+        "protocol_cost": _Figures(ratios=_cost_ratios, times=_cost_times, base="x unpatched"),
         "greedy_equality": _Figures(_greedy),
         "throughput": _Figures(
             compare_throughput.rates,

@@ -11,6 +11,8 @@ import pandas as pd
 
 from atom.benchmarks.protocol_cost_rows import CostArm, Loop, Pressure
 from atom.benchmarks.protocol_cost_settings import EXPERIMENT, sized
+from atom.device.host_visibility import COHERENT_VARIABLE, why_no_host_writes
+from atom.device.interface import DeviceKind
 from atom.evidence import Evidence
 from atom.workbook.engine_speed_analysis import Ratio
 from atom.workbook.protocol_cost_analysis import ArmCost, choose
@@ -315,6 +317,20 @@ def decision_table(summaries: Sequence[ArmCost]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(table)
+
+
+def host_write_table() -> pd.DataFrame:
+    """Where ``zero_copy`` works, by runtime and setting, and why not elsewhere."""
+    settings: dict[str, tuple[DeviceKind, dict[str, str]]] = {
+        "CUDA": (DeviceKind.CUDA, {}),
+        "HIP": (DeviceKind.HIP, {}),
+        f"HIP, {COHERENT_VARIABLE}=1": (DeviceKind.HIP, {COHERENT_VARIABLE: "1"}),
+        "virtual device": (DeviceKind.VIRTUAL, {}),
+    }
+    return pd.DataFrame(
+        {"runtime": name, "zero_copy": why_no_host_writes(kind, environment) or "works"}
+        for name, (kind, environment) in settings.items()
+    )
 
 
 def number(value: float | None, digits: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from colocation_made_up import record as made_up_colocation
+from protocol_rows import record_cost_run
 from throughput_points_made_up import record as made_up_throughput
 
 from atom.errors import BadInput
@@ -33,7 +35,12 @@ def other(run: Run, machine: str | None = None, **settings: Any) -> Run:
 
 @pytest.mark.parametrize("experiment", COMPARISONS)
 def test_each_experiment(experiment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made_up = {"throughput": made_up_throughput, "colocation": made_up_colocation}.get(experiment)
+    makers: dict[str, Callable[[Path], Run]] = {
+        "throughput": made_up_throughput,
+        "colocation": made_up_colocation,
+        "protocol_cost": record_cost_run,
+    }
+    made_up = makers.get(experiment)
     run = made_up(tmp_path) if made_up else load_runs([_ROOT], experiment)[0][0]
     beside(monkeypatch, run, run)
     same = compare("a", "b")
