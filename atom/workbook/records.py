@@ -20,6 +20,7 @@ from atom.workbook.published_tables import load_published
 from atom.workbook.run_checks import manners, row_faults
 from atom.workbook.run_writer import RUN_FILE, RunWriter, read_points, read_provenance
 from atom.workbook.schemas import TABLES, row_models
+from atom.workbook.sweep_progress import NoProgress, SweepProgress
 from atom.workbook.tables import parse_rows, sha256_of, shown_path, to_frame
 
 __all__ = [
@@ -33,6 +34,9 @@ __all__ = [
     "load_run",
     "load_runs",
 ]
+
+#: rows that a core validates, roughly
+_KIB_A_SECOND = 1000
 
 
 @dataclass(frozen=True)
@@ -162,8 +166,14 @@ def existing(folders: Sequence[str]) -> list[str]:
     return [folder for folder in folders if Path(folder).is_dir()]
 
 
-def check_folder(path: str | Path) -> list[str]:
-    """Problems of a run folder, or of all runs below a folder; empty means none."""
+def check_folder(path: str | Path, progress: SweepProgress | None = None) -> list[str]:
+    """Problems of a run folder, or of all runs below a folder; empty means none.
+
+    Args:
+        path: the folder.
+        progress: told what happens, in KiB of rows; ``None`` is silent.
+    """
+    progress = progress or NoProgress()
     folder = Path(path)
     shown = shown_path(folder)
     if not folder.is_dir():
@@ -173,16 +183,21 @@ def check_folder(path: str | Path) -> list[str]:
         return [f"{shown}: holds no run (no {RUN_FILE} in it or below it)"]
     problems: list[str] = []
     seen: dict[str, Path] = {}
-    for run_path in paths:
+    sizes = [sum(file.lstat().st_size for file in run.glob("*.csv")) // 1024 for run in paths]
+    progress.start(sum(sizes), sum(sizes) / _KIB_A_SECOND)
+    for run_path, size in zip(paths, sizes, strict=True):
         try:
             run = load_run(run_path)
         except BadInput as error:
             problems.append(str(error))
             continue
+        finally:
+            progress.advance(size)
         provenance = run.provenance
         problems += manners(run_path, provenance, run.tables)
         if provenance.run_id in seen:
             other = shown_path(seen[provenance.run_id])
             problems.append(f"{shown_path(run_path)}: the same run as {other}")
         seen.setdefault(provenance.run_id, run_path)
+    progress.stop()
     return problems

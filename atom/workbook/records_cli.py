@@ -7,6 +7,7 @@ from pathlib import Path
 
 from atom.errors import BadInput
 from atom.workbook.records import check_folder
+from atom.workbook.sweep_progress import TerminalProgress
 
 
 def check(path: str | Path, *, as_json: bool = False) -> int:
@@ -19,7 +20,7 @@ def check(path: str | Path, *, as_json: bool = False) -> int:
     Returns:
         Exit code: 0 if there is none, 2 otherwise.
     """
-    problems = check_folder(path)
+    problems = check_folder(path, TerminalProgress(name="records", unit="KiB"))
     if as_json:
         # a damaged file is one problem of several lines
         listed = [line for problem in problems for line in problem.splitlines()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import math
 import os
 import tempfile
 import types
@@ -121,7 +122,7 @@ def _parse_row(
         return None
     values: dict[str, Any] = {name: _value(cell, model, name) for name, cell in cells.items()}
     try:
-        return model.model_validate(values, strict=False)
+        row = model.model_validate(values, strict=False)
     except ValidationError as error:
         for fault in error.errors():
             column = str(fault["loc"][0]) if fault["loc"] else "(whole row)"
@@ -132,6 +133,18 @@ def _parse_row(
             message = fault["msg"].removeprefix("Value error, ")
             faults.append(f"{place}:{column}: {message[:1].lower()}{message[1:]}{given}")
         return None
+    # what Python reads as a number and a table of numbers cannot hold
+    unfit = [name for name, cell in cells.items() if not _fits(getattr(row, name), cell)]
+    faults += [f"{place}:{name}: {cells[name][:40]!r} is no number of 64 bits" for name in unfit]
+    return None if unfit else row
+
+
+def _fits(value: Any, cell: str) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value) and "_" not in cell
+    if isinstance(value, int) and not isinstance(value, bool):
+        return -(2**63) <= value < 2**63 and "_" not in cell
+    return True
 
 
 def _value(cell: str, model: type[BaseModel], name: str) -> str | None:

@@ -148,6 +148,9 @@ GOOD = "arm,trials,stale,clean,seconds,queues,shared,remark\na,4,1,3,,,,\n"
         ("a,4,1,3,,,,\n", "a,4,1,3\n", r"f\.csv:2: 4 cells, but the header has 8"),
         ("a,4,1,3,,,,\n", 'a,4,1,3,,,,"x\n', r"f\.csv:2: not a CSV row"),
         (GOOD, "", r"f\.csv:1: empty"),
+        ("a,4,1,3,,", "a,4,1,3,1e999,", r"f\.csv:2:seconds: '1e999' is no number of 64 bits"),
+        ("3,,,,", f"3,,{2**63},,", rf"f\.csv:2:queues: '{2**63}' is no number of 64 bits"),
+        ("3,,,,", "3,,1_0,,", r"f\.csv:2:queues: '1_0' is no number of 64 bits"),
     ],
 )
 def test_a_bad_cell_is_named_by_file_line_and_column(before: str, after: str, said: str) -> None:
@@ -444,7 +447,9 @@ def test_the_command_tells_good_from_bad(
 ) -> None:
     path = finished_run(tmp_path)
     assert check(path) == 0
-    assert "valid" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "valid" in printed.out
+    assert "KiB, about" in printed.err
     (path / "trials.csv").write_text("nonsense\n")
     assert check(tmp_path) == 2
     assert "trials.csv:1:arm" in capsys.readouterr().out
