@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -201,11 +201,13 @@ class Suppression:
     line: int | None
     reason: str
 
+    def __str__(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
     def __post_init__(self) -> None:
         if not self.file.strip() or not self.reason.strip():
-            place = self.file if self.line is None else f"{self.file}:{self.line}"
             raise BadInput(
-                f"suppression {place!r}: a file and a reason are needed, e.g. "
+                f"suppression {str(self)!r}: a file and a reason are needed, e.g. "
                 "'loader.py:120  the ring is deeper than the pipeline'"
             )
 
@@ -245,6 +247,18 @@ def read_suppressions(path: str | Path) -> list[Suppression]:
             raise BadInput(f"{path}:{number}: {words[0]!r} has no reason; write one behind it")
         found.append(Suppression(file, int(place) if place else None, words[1].strip()))
     return found
+
+
+def unused_suppressions(
+    suppressions: Iterable[Suppression], suppressed: Collection[Finding]
+) -> list[str]:
+    """Those that covered nothing: a line that has moved, or one that was mistyped.
+
+    Args:
+        suppressions: that were given.
+        suppressed: all findings that any of them covered.
+    """
+    return [str(one) for one in suppressions if not any(one.matches(each) for each in suppressed)]
 
 
 @dataclass
@@ -322,6 +336,9 @@ class Report:
         ]
         for number, finding in enumerate([*self.findings, *self.suppressed], 1):
             lines += ["", f"[{number}] {finding.text()}"]
+        unused = unused_suppressions(self.suppressions, self.suppressed)
+        if unused:
+            lines += ["", "suppressions that covered nothing:", *(f"  - {one}" for one in unused)]
         if self.cannot_see:
             lines += ["", "not seen in this run:", *(f"  - {text}" for text in self.cannot_see)]
         return "\n".join(lines)
@@ -332,6 +349,7 @@ class Report:
             {
                 "findings": [finding.as_json() for finding in self.findings],
                 "suppressed": [finding.as_json() for finding in self.suppressed],
+                "unused_suppressions": unused_suppressions(self.suppressions, self.suppressed),
                 "cannot_see": self.cannot_see,
                 "operations": self.operations,
                 "processes": self.processes,

@@ -20,7 +20,12 @@ from pathlib import Path
 from types import TracebackType
 
 from atom.errors import AtomError, BadInput
-from atom.lifetime.findings import Report, Suppression, read_suppressions
+from atom.lifetime.findings import (
+    Report,
+    Suppression,
+    read_suppressions,
+    unused_suppressions,
+)
 
 _REFUSED = "refused"
 _PR_SET_PDEATHSIG = 1
@@ -117,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput(f"--findings-exit-code {options.findings_exit_code}; allowed: 1 to 255")
 
     if options.output:
-        _try_output(options.output)
+        refuse_unwritable_file("--output", options.output)
 
     from atom.lifetime import children
 
@@ -148,12 +153,24 @@ def run(options: argparse.Namespace) -> int:
     return options.findings_exit_code if report.exit_code else code
 
 
-def _try_output(file: str) -> None:
+def refuse_unwritable_file(option: str, file: str) -> None:
+    """See whether a file can be written, and leave none behind.
+
+    Args:
+        option: that names it, for the message.
+        file: its path.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    new = not Path(file).exists()
     try:
         with open(file, "a", encoding="utf-8"):
             pass
+        if new:
+            Path(file).unlink()
     except OSError as error:
-        raise BadInput(f"--output {file}: cannot be written: {error.strerror}") from None
+        raise BadInput(f"{option} {file}: cannot be written: {error.strerror}") from None
 
 
 def _run_watched(
@@ -258,6 +275,8 @@ def _show(
         print(head, file=sys.stderr)
     else:
         print(text, flush=True)
+    for place in unused_suppressions(report.suppressions, report.suppressed):
+        print(f"this suppression covered nothing: {place}", file=sys.stderr)
     for warning in warnings:
         print(f"not seen in this run: {warning}", file=sys.stderr)
 

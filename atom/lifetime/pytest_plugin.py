@@ -11,7 +11,14 @@ from collections.abc import Generator
 import pytest
 
 from atom.errors import AtomError
-from atom.lifetime.findings import LifetimeFindings, Report, Suppression, read_suppressions
+from atom.lifetime.findings import (
+    Finding,
+    LifetimeFindings,
+    Report,
+    Suppression,
+    read_suppressions,
+    unused_suppressions,
+)
 from atom.lifetime.launcher import device_blindness
 from atom.lifetime.sanitizer import Sanitizer
 
@@ -55,7 +62,7 @@ class _Watch:
             *device_blindness(),
             "processes that tests start, forked or not: what is found there fails no test",
         ]
-        self._suppressed = 0
+        self._suppressed: list[Finding] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -93,14 +100,16 @@ class _Watch:
 
     def _next(self) -> None:
         report = self._watch.report
-        self._suppressed += len(report.suppressed)
+        self._suppressed += report.suppressed
         self._blind += [text for text in report.cannot_see if text not in self._blind]
         self._watch.use(Report(suppressions=self._suppressions))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was suppressed and what could not be seen."""
         terminalreporter.section("lifetime sanitizer")
-        terminalreporter.write_line(f"{self._suppressed} suppressed")
+        terminalreporter.write_line(f"{len(self._suppressed)} suppressed")
+        for place in unused_suppressions(self._suppressions, self._suppressed):
+            terminalreporter.write_line(f"this suppression covered nothing: {place}")
         for text in self._blind:
             terminalreporter.write_line(f"not seen: {text}")
 

@@ -16,9 +16,10 @@ from atom.benchmarks.lifetime_check import (
     explore_program,
     find_mutation,
     mutation_counterexample,
-    mutation_table,
     replay_recorded,
+    try_mutation,
 )
+from atom.benchmarks.lifetime_mutants import MUTATIONS
 from atom.benchmarks.lifetime_paths import LifetimePath
 from atom.benchmarks.lifetime_programs import LifetimeProgram, programs
 from atom.benchmarks.source_lifetime_rows import ExplorationRow, MutationRow
@@ -27,6 +28,7 @@ from atom.errors import BadInput, ClaimFell
 from atom.lifetime.counterexample import Recorded
 from atom.lifetime.explore import Method
 from atom.lifetime.explore_trace import HOST
+from atom.workbook.sweep_progress import TerminalProgress
 
 _EPILOG = """\
 examples
@@ -47,6 +49,9 @@ exit codes: 0 as expected, 1 not, 2 bad input, 3 the device failed
 _REPLAY_EPILOG = "exit codes: 0 the violation happens again, 1 it does not, 2 bad input"
 _DEFAULT_DEPTH = 3
 _MOST_DEPTH = 8
+#: work of a mutation, and roughly the seconds of a program with one step in flight
+_MUTATION_PARTS = 40
+_PART_SECONDS = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,20 +145,34 @@ def _explore(arguments: Namespace) -> int:
     started = time.perf_counter()
     rows: list[ExplorationRow] = []
     faults: list[str] = []
-    for program in programs(paths, protocols, tuple(range(1, depth + 1))):
-        row, found = explore_program(program, whole=arguments.full and program.depth <= 2)
-        rows.append(row)
-        faults += unexpected(row)
-        if not arguments.json:
-            print(_exploration_line(row), flush=True)
-        if arguments.full and program.depth <= 2 and row.complete:
-            states = explore_program(program, method=Method.STATES)[1]
-            if states.outcomes != found.outcomes:
-                faults.append(
-                    f"{_name(row)}: the reduced exploration has {len(found.outcomes)} outcomes, "
-                    f"all states have {len(states.outcomes)}"
-                )
-    table = mutation_table() if everything else []
+    table: list[MutationRow] = []
+    todo = programs(paths, protocols, tuple(range(1, depth + 1)))
+    mutations = MUTATIONS if everything else ()
+    parts = sum(_parts(program.depth) for program in todo) + _MUTATION_PARTS * len(mutations)
+    progress = TerminalProgress(name="explore", unit="parts")
+    progress.start(parts, parts * _PART_SECONDS)
+    try:
+        for program in todo:
+            row, found = explore_program(program, whole=arguments.full and program.depth <= 2)
+            rows.append(row)
+            faults += unexpected(row)
+            if not arguments.json:
+                print(_exploration_line(row), flush=True)
+            if arguments.full and program.depth <= 2 and row.complete:
+                states = explore_program(program, method=Method.STATES)[1]
+                if states.outcomes != found.outcomes:
+                    faults.append(
+                        f"{_name(row)}: the reduced exploration has {len(found.outcomes)} "
+                        f"outcomes, all states have {len(states.outcomes)}"
+                    )
+            progress.advance(_parts(program.depth))
+        for mutation in mutations:
+            table.append(try_mutation(mutation))
+            if not arguments.json:
+                print(_mutation_line(table[-1]), flush=True)
+            progress.advance(_MUTATION_PARTS)
+    finally:
+        progress.stop()
     faults += [fault for mutation in table for fault in unexpected_mutation(mutation)]
     seconds = time.perf_counter() - started
     if arguments.json:
@@ -167,8 +186,6 @@ def _explore(arguments: Namespace) -> int:
         }
         print(json.dumps(values, indent=1))
     else:
-        for mutation in table:
-            print(_mutation_line(mutation))
         schedules = sum(row.schedules for row in rows) + sum(row.schedules for row in table)
         print(
             f"\n{len(rows)} programs, {len(table)} mutations, {schedules} schedules: "
@@ -178,6 +195,11 @@ def _explore(arguments: Namespace) -> int:
         for fault in faults:
             print(f"  {fault}")
     return ClaimFell.exit_code if faults else 0
+
+
+def _parts(depth: int) -> int:
+    """Work of a program, for the time left: each step in flight multiplies its schedules."""
+    return int(4 ** (depth - 1))
 
 
 def unexpected(row: ExplorationRow) -> list[str]:
@@ -229,21 +251,29 @@ def _write(
     protocols: Sequence[CopyProtocol],
     depth: int,
 ) -> int:
+    one = len(paths) == len(protocols) == 1
+    if arguments.mutation is None and not one:
+        raise BadInput("--write needs a single --path and --protocol, or a --mutation")
+    from atom.lifetime.launcher import refuse_unwritable_file
+
+    refuse_unwritable_file("--write", arguments.write)
+    equivalent = None
     if arguments.mutation is not None:
+        equivalent = find_mutation(arguments.mutation).equivalent or None
         found = mutation_counterexample(
             arguments.mutation,
             paths=paths if arguments.path else (),
             protocols=protocols if arguments.protocol else (),
             depths=range(1, MUTATION_DEPTH + 1) if arguments.depth is None else (depth,),
         )
-    elif len(paths) != 1 or len(protocols) != 1:
-        raise BadInput("--write needs a single --path and --protocol, or a --mutation")
     else:
         depth = 1 if arguments.depth is None else depth
         found = counterexample(LifetimeProgram(paths[0], protocols[0], depth))
     if found is None:
-        known = arguments.mutation is not None and find_mutation(arguments.mutation).equivalent
-        reason = f" (it is equivalent: {known})" if known else ""
+        if arguments.json:
+            print(json.dumps({"format": 1, "written": None, "equivalent": equivalent}, indent=1))
+            return ClaimFell.exit_code
+        reason = f" (it is equivalent: {equivalent})" if equivalent else ""
         print(f"no schedule breaks it; nothing was written{reason}")
         return ClaimFell.exit_code
     record, exploration = found
@@ -251,9 +281,21 @@ def _write(
         record.write(arguments.write)
     except OSError as error:
         raise BadInput(f"--write {arguments.write}: {error}") from None
+    example = record.example
+    if arguments.json:
+        values = {
+            "format": 1,
+            "written": arguments.write,
+            "kind": example.kind.value,
+            "text": example.text,
+            "steps": len(example.steps),
+            "schedules": exploration.schedules,
+        }
+        print(json.dumps(values, indent=1))
+        return 0
     print(
-        f"{record.example.kind.value}: {record.example.text}\n"
-        f"{len(record.example.steps)} steps, the shortest of {exploration.schedules} schedules; "
+        f"{example.kind.value}: {example.text}\n"
+        f"{len(example.steps)} steps, the shortest of {exploration.schedules} schedules; "
         f"python -m atom lifetime replay {arguments.write}"
     )
     return 0

@@ -213,10 +213,12 @@ def test_a_module_that_is_not_there_is_bad_input(program: Path) -> None:
 
 def test_a_suppression_needs_a_reason_and_counts_with_it(program: Path, tmp_path: Path) -> None:
     file = tmp_path / "known.txt"
-    file.write_text("# known\nscenarios.py  shows the fault on purpose\n")
+    file.write_text("# known\nscenarios.py  shows the fault on purpose\ngone.py:3  it moved\n")
     done = launch("--suppressions", str(file), "--json", str(program), "spawn", "status_dropped")
     assert done.returncode == 0, done.stderr
     assert found(done)["suppressed"][0]["suppressed"] == "shows the fault on purpose"
+    assert found(done)["unused_suppressions"] == ["gone.py:3"]
+    assert "this suppression covered nothing: gone.py:3" in done.stderr
     file.write_text("scenarios.py:3\n")
     done = launch("--suppressions", str(file), str(program), "here", "status_held")
     assert done.returncode == 2
@@ -307,7 +309,9 @@ def test_the_pytest_plugin_fails_what_it_must(tmp_path: Path) -> None:
         )
         return done.stdout + done.stderr
 
-    watched = run("--lifetime-sanitizer")
+    (tmp_path / "known.txt").write_text("gone.py:3  it moved\n")
+    watched = run("--lifetime-sanitizer", "--lifetime-suppressions", "known.txt")
+    assert "this suppression covered nothing: gone.py:3" in watched
     assert "4 failed, 2 passed" in watched, watched
     for name in ("test_faulty", "test_faulty_twice[1]", "test_faulty_twice[2]"):
         assert f"FAILED test_given.py::{name}" in watched

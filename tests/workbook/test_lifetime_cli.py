@@ -31,7 +31,9 @@ def test_explore_some(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explore_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*EXPLORE, "--protocol", "hold", "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "1 parts, about" in printed.err
+    values = json.loads(printed.out)
     assert values["as_expected"]
     (row,) = values["explored"]
     assert ExplorationRow.model_validate(row).complete
@@ -41,9 +43,10 @@ def test_explore_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_write_and_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     given = ["--path", "spec_status", "--protocol", "unpatched", "--write", str(file)]
-    assert main(["lifetime", "explore", *given]) == 0
+    assert main(["lifetime", "explore", *given, "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert (written["written"], written["kind"]) == (str(file), "foreign bytes")
     last = len(Recorded.read(file).example.steps) - 1
-    capsys.readouterr()
     assert main(["lifetime", "replay", str(file)]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[0].split() == ["host", "stream", "0", "stream", "1"]
@@ -79,6 +82,18 @@ def test_an_equivalent_mutation_says_why_nothing_is_written(
         capsys.readouterr().out
     )
     assert not file.exists()
+    assert main(["lifetime", "explore", *given, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["written"] is None
+
+
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_explored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetime_cli, "counterexample", None)
+    for file in (tmp_path, tmp_path / "absent" / "found.json"):
+        given = ["--path", "spec_status", "--protocol", "unpatched", "--write", str(file)]
+        assert main(["lifetime", "explore", *given]) == 2
+        assert f"--write {file}: cannot be written" in capsys.readouterr().err
 
 
 def test_mutations_are_checked_before_anything_is_explored(
