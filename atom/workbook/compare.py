@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,9 @@ def compare(a: str, b: str, allowed: Sequence[str] = ()) -> Result:
             + "\n".join(f"  {text}" for text in refused)
             + f"\nIf that is meant: --allow-different {kinds}"
         )
-    return _result(experiment, sides[0], sides[1], tuple(text for _, text in differing))
+    result = _result(experiment, sides[0], sides[1], tuple(text for _, text in differing))
+    stopped = [_stopped_early(runs[name]) for name in (a, b) if name != PUBLISHED]
+    return replace(result, notes=(*result.notes, *filter(None, stopped)))
 
 
 def _find_run(name: str) -> Run:
@@ -143,11 +145,18 @@ def _find_run(name: str) -> Run:
             raise BadInput(f"compare: {name} is no run folder; runs below it:{listed}")
         folder = next(iter(folder.rglob(RUN_FILE))).parent
     run = load_run(folder)
-    if run.provenance.exit_state != "finished":
+    if run.provenance.exit_state != "finished" and not _stopped_early(run):
         raise BadInput(
             f"compare: {shown_path(folder)} is {run.provenance.exit_state}, not finished: resume it"
         )
     return run
+
+
+def _stopped_early(run: Run) -> str:
+    """What a run left out that stopped where it was told to; its other points are whole."""
+    left_out = run.provenance.facts.get("stopped_early", {}).get("not_run", {})
+    named = f"{shown_path(run.path)} stopped as it was told to: {len(left_out)} points did not run"
+    return named if left_out else ""
 
 
 def _side(comparison: Comparison, run: Run, against_published: bool) -> Side:

@@ -129,6 +129,11 @@ def test_only_finished_runs_of_one_experiment(
     monkeypatch.setattr(module, "load_run", lambda path: other(path, exit_state="interrupted"))
     with pytest.raises(BadInput, match="is interrupted, not finished"):
         compare(PUBLISHED, str(one.path))
+    # one that stopped where it was told to is whole as far as it goes
+    facts = {"exit_state": "failed", "facts": {"stopped_early": {"not_run": {"p": "no time"}}}}
+    monkeypatch.setattr(module, "load_run", lambda path: other(path, **facts))
+    notes = compare(PUBLISHED, str(one.path), ("load",)).notes
+    assert "stopped as it was told to: 1 points did not run" in notes[-1]
     monkeypatch.setattr(module, "load_run", lambda path: other(path, experiment="capacity"))
     with pytest.raises(BadInput, match="runs of capacity cannot be compared"):
         compare(PUBLISHED, str(one.path))
