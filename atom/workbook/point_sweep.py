@@ -119,6 +119,22 @@ class PointSweep(ABC, Generic[S]):
     def measure(self, settings: S, device: Device, ready: Any, done: Collection[str]) -> Measured:
         """Run the points whose record identity is not in ``done``."""
 
+    def refuse_missing(self, settings: S) -> None:
+        """Raise ``BadInput`` unless the folders that the settings name are here."""
+        from atom.model_engine.engine_builder import PRESET
+        from atom.models.model_config import ModelConfig
+
+        named: dict[str, Any] = settings.model_dump()
+        traces, model = named.get("traces"), named.get("model")
+        if traces is not None and not any(Path(traces).glob("*.json")):
+            raise BadInput(f"--traces {traces}: no trace there; expected one .json a session")
+        # a server's model is the server's, and a cluster's workers have their own
+        ours = not getattr(settings, "serves", False) and self.is_here(settings)
+        if not ours or model is None or model == type(settings).model_fields["model"].default:
+            return
+        if not model.startswith(PRESET):
+            ModelConfig.from_pretrained(model)
+
     def side_by_side(self, settings: S) -> int:
         """Points that run at once."""
         return 1
@@ -261,6 +277,7 @@ def record_points(
     """
     progress = progress or NoProgress()
     points = sweep.plan(settings)
+    sweep.refuse_missing(settings)
     kind = DeviceKind.VIRTUAL
     if sweep.device_of(settings) is DeviceChoice.ACCELERATOR and sweep.is_here(settings):
         kind = this_kind()
@@ -344,7 +361,9 @@ def run_sweep(
             run = record_points(sweep, settings, arguments.out, progress, arguments.resume)
     except KeyboardInterrupt as interrupt:
         stop = interrupt if isinstance(interrupt, SweepInterrupted) else SweepInterrupted(None)
-        if stop.path is not None:
+        if stop.path is None:
+            print("interrupted before anything was recorded", file=sys.stderr)
+        else:
             print(
                 f"interrupted; finished points are kept in {shown_path(stop.path)}\n"
                 f"go on with: {resume_text(sweep.command, stop.path)}",
@@ -365,6 +384,7 @@ def run_sweep(
 
 def _dry_run(sweep: PointSweep[S], settings: S, arguments: argparse.Namespace) -> None:
     points = sweep.plan(settings)
+    sweep.refuse_missing(settings)
     device = sweep.device_of(settings)
     if device is DeviceChoice.ACCELERATOR:
         name_what_spoils()

@@ -149,6 +149,37 @@ def test_a_dry_run_tells_device_minutes_and_what_spoils_it(
     assert 0 < minutes[True] <= 1
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("capacity", ["--traces", "absent"], "--traces absent: no trace there"),
+        ("throughput", ["--traces", "absent"], "--traces absent: no trace there"),
+        ("throughput", ["-p", "model", "absent"], "absent/config.json: No such file"),
+        ("engine-fault", ["-p", "model", "absent"], "absent/config.json: No such file"),
+        ("greedy-equality", ["-p", "model", "absent"], "absent/config.json: No such file"),
+    ],
+)
+def test_a_dry_run_names_what_is_not_there(
+    name: str, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = [] if name == "capacity" else ["--device", "virtual"]
+    assert main(["sweep", name, *device, "--dry-run", *options]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, said in printed.err) == ("", True)
+
+
+def test_ctrl_c_before_anything_is_recorded_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(sweep_of("lifetime")), "open", interrupt)
+    command = ["sweep", "lifetime", "--device", "virtual", "--out", str(tmp_path)]
+    assert main(command) == 130
+    assert "interrupted before anything was recorded" in capsys.readouterr().err
+
+
 def test_no_sweep_starts_in_surroundings_that_hide_what_it_looks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
