@@ -150,6 +150,10 @@ class CapacitySettings(Settings):
     traces: str | None = None
     """Folder of recorded sessions; empty generates them."""
 
+    like: str | None = None
+    """Folder of a recorded throughput run of this engine: its points are simulated in place of all
+    others, with its sessions, sizes and step times."""
+
     sessions: int = Field(63, ge=1, le=10000)
     """Generated sessions."""
 

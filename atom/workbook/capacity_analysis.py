@@ -61,6 +61,7 @@ def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
         problems += more
         usable = [r for r in runs if r.provenance.exit_state == "finished"]
         usable = [r for r in usable if r.provenance.evidence is Evidence.SIMULATED]
+        usable = [r for r in usable if r.provenance.settings.get("like") is None]
         grid = grid or max(
             (run for run in usable if _cells(run) >= 4),
             key=lambda run: (_cells(run), run.provenance.run_id),

@@ -29,6 +29,7 @@ from atom.device import Device, DeviceKind
 from atom.device.interface import DeviceProperties
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.workbook.capacity_measured import like_plan, like_rows, like_sessions
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
 from atom.workbook.records import Run
 from atom.workbook.sweep_progress import SweepProgress
@@ -39,6 +40,8 @@ MODEL = "capacity model"
 _QUICK: dict[str, Any] = {"duration_seconds": 120.0, "sessions": 48}
 #: processor seconds of a simulated second, and of a point's start
 _SECONDS_A_SECOND, _START_SECONDS = 0.012, 1.0
+#: of a point of a throughput run
+_LIKE_SECONDS = 0.5
 
 
 class CapacitySweep(PointSweep[CapacitySettings]):
@@ -80,6 +83,11 @@ class CapacitySweep(PointSweep[CapacitySettings]):
 
     def plan(self, settings: CapacitySettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
+        if settings.like is not None:
+            return [
+                PlannedPoint(name, f"{name:48} {_LIKE_SECONDS:6.1f} s", _LIKE_SECONDS)
+                for name in like_plan(settings.like)
+            ]
         seconds = _START_SECONDS + _SECONDS_A_SECOND * settings.duration_seconds
         return [
             PlannedPoint(point.point_id, f"{point.point_id:48} {seconds:6.1f} s", seconds)
@@ -88,7 +96,7 @@ class CapacitySweep(PointSweep[CapacitySettings]):
 
     def side_by_side(self, settings: CapacitySettings) -> int:
         """See :class:`PointSweep`."""
-        return settings.processes or len(os.sched_getaffinity(0))
+        return 1 if settings.like else settings.processes or len(os.sched_getaffinity(0))
 
     def device_of(self, settings: CapacitySettings) -> DeviceChoice:
         """See :class:`PointSweep`."""
@@ -104,6 +112,8 @@ class CapacitySweep(PointSweep[CapacitySettings]):
 
     def prepare(self, settings: CapacitySettings, device: Device) -> tuple[Session, ...]:
         """See :class:`PointSweep`."""
+        if settings.like is not None:
+            return like_sessions(settings.like, settings.traces)
         return read_sessions(settings)
 
     def facts(self, ready: tuple[Session, ...]) -> dict[str, Any]:
@@ -126,6 +136,10 @@ class CapacitySweep(PointSweep[CapacitySettings]):
         done: Collection[str],
     ) -> Measured:
         """See :class:`PointSweep`."""
+        if settings.like is not None:
+            for row in like_rows(settings.like, ready, done):
+                yield row.point_id, {"points": [row]}
+            return
         points = [point for point in build_points(settings) if point.point_id not in done]
         for row in simulated(settings, points, ready, self.side_by_side(settings)):
             yield row.point_id, {"points": [row]}
