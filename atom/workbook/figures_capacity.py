@@ -14,7 +14,10 @@ from atom.benchmarks.capacity_rows import CapacityRow
 from atom.workbook.capacity_analysis import FITTED, Study
 from atom.workbook.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 
-_ARM_LOOK = (("o", BLACK), ("s", BLUE), ("^", GREEN), ("v", SKY), ("D", ORANGE), ("P", PURPLE))
+_ARM_LOOK = (
+    *(("o", BLACK), ("s", BLUE), ("^", GREEN), ("v", SKY), ("D", ORANGE), ("P", PURPLE)),
+    *(("X", VERMILION), ("<", GREY), ("*", BLUE), (">", GREEN)),
+)
 
 
 def _short(setup: Setup) -> str:
@@ -81,7 +84,7 @@ def remedies_figure(rows: Sequence[CapacityRow], setups: Sequence[Setup]) -> Fig
     names = list(dict.fromkeys(row.arm for row in rows))
     for number, name in enumerate(names):
         marker, colour = _ARM_LOOK[number % len(_ARM_LOOK)]
-        shift = 0.11 * (number - (len(names) - 1) / 2)
+        shift = 0.085 * (number - (len(names) - 1) / 2)
         own = {(row.concurrency, row.pool_gib): row for row in rows if row.arm == name}
         places = [place for place, setup in enumerate(setups) if setup in own]
         look: dict[str, Any] = {"ls": "none", "marker": marker, "color": colour}

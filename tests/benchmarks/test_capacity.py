@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,12 @@ from atom.benchmarks.agentic_sessions import generate_sessions
 from atom.benchmarks.capacity import CapacityLoad, Simulation, simulate
 from atom.benchmarks.capacity_engine import CapacityEngine
 from atom.benchmarks.capacity_machine import Machine
+from atom.benchmarks.capacity_points import (
+    CapacitySettings,
+    build_points,
+    read_sessions,
+    run_point,
+)
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.device.virtual import VirtualDevice
 from atom.errors import BadInput
@@ -101,6 +108,20 @@ def test_most_decode_steps_are_leapt() -> None:
     simulation = Simulation(SESSIONS, load, chosen, Machine(), leaps=True)
     row = simulation.run()
     assert simulation.engine.leapt_steps > 0.5 * row.decode_steps
+
+
+def test_minutes_of_the_published_scale_take_seconds_of_one_core() -> None:
+    # an hour is meant to take less than a minute; twice that is allowed here, on a busy core
+    settings = CapacitySettings.parse(
+        {"setups": [[32, 160]], "duration_seconds": 90, "sessions": 40}
+    )
+    (one,) = build_points(settings)
+    sessions = read_sessions(settings)
+    begun = time.process_time()
+    row = run_point(settings, one, sessions)
+    used = time.process_time() - begun
+    assert row.requests > 30
+    assert used < 120 * row.simulated_seconds / 3600
 
 
 def decisions(engine: LLMEngine, prompts: list[list[int]]) -> list[Any]:
