@@ -71,7 +71,13 @@ OBSERVED: dict[str, Any] = {
 }
 VIRTUAL: dict[str, Any] = {"concurrency": [4], "pool_gib": [0.002], "race": False}
 QUICK: dict[str, Any] = {"duration_seconds": 1.0, "no_offload": False, "repeats": 1}
-QUICK_ACCELERATOR: dict[str, Any] = {**QUICK, "duration_seconds": 4.0, "warm_up": False}
+QUICK_ACCELERATOR: dict[str, Any] = {
+    **QUICK,
+    "duration_seconds": 4.0,
+    "warm_up": False,
+    "neighbours": [Neighbour.COPY.value],
+    "race": False,
+}
 #: start of the race's process and its trials; start and end of a local cluster
 _RACE_SECONDS = 12.0
 _CLUSTER_SECONDS = 5.0
@@ -111,7 +117,8 @@ class ColocationSweep(ThroughputSweep):
         defaults["neighbour_counts"] = [most] if quick else sorted({1, most})
         if not shared:
             named = ColocationSettings.model_fields["neighbours"].default
-            defaults["neighbours"] = [*(one.value for one in named), Neighbour.SWEEP.value]
+            every = [*(one.value for one in named), Neighbour.SWEEP.value]
+            defaults.setdefault("neighbours", every)
         return ColocationSettings.parse({**defaults, **given}, where="sweep colocation")
 
     def plan(self, settings: ThroughputSettings) -> list[PlannedPoint]:
@@ -309,6 +316,8 @@ class _Observer:
                 if isinstance(end, Lost):
                     raise DeviceError(f"an engine of the sweep was lost: {end.reason}")
                 ends.append(end)
+        if len({end["worker"] for end in ends}) < len(ends):
+            raise DeviceError("a worker took two of the engines, one after the other")
         beside = {
             **_beside(self._settings, point, None),
             "neighbours_at_end": point.count,

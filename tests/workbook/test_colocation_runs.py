@@ -31,6 +31,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, same_commit: None) -> None:
     monkeypatch.setattr(ThroughputSweep, "process", COMMAND)
     monkeypatch.setattr(ColocationSweep, "working", COMMAND)
     monkeypatch.setattr(ThroughputSweep, "refuse_no_model", lambda self, name: None)
+    monkeypatch.setattr(ThroughputSweep, "refuse_missing", lambda self, settings: None)
 
 
 def folders(root: Path) -> list[Path]:
@@ -132,7 +133,10 @@ def test_the_plan_follows_from_the_gpus() -> None:
     assert four.neighbours[-1] is Neighbour.SWEEP
     assert len(SWEEP.plan(four)) == 2 * (2 * (1 + 2 * 3 + 1) + (1 + 2 * 3))
     quick = SWEEP.parse({"device": "accelerator", "gpus": [0, 1]}, quick=True)
-    assert len(SWEEP.plan(quick)) == (1 + 3 + 1) + (1 + 3)
+    assert [point.record_id for point in SWEEP.plan(quick)] == [
+        "hold/c16/10GiB/copy x1/any/0",
+        "hold/c16/10GiB/alone/any/0",
+    ]
 
 
 def test_points_of_a_sweep_at_once_are_a_row_a_gpu(

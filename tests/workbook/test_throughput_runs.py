@@ -47,6 +47,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, same_commit: None) -> None:
     """Points end at once."""
     monkeypatch.setattr(ThroughputSweep, "process", COMMAND)
     monkeypatch.setattr(ThroughputSweep, "refuse_no_model", lambda self, name: None)
+    monkeypatch.setattr(ThroughputSweep, "refuse_missing", lambda self, settings: None)
 
 
 def settings(does: str = "ok", **values: Any) -> ThroughputSettings:
