@@ -108,6 +108,10 @@ def run_points(
         BadInput: an engine does not fit into memory.
     """
     stream = device.new_stream()
+    # buffers and the spin's calibration: not inside a window
+    device.traffic(settings.store_bytes, "d2h", stream=stream)
+    device.spin(1e-6, stream=stream)
+    device.synchronize()
     bench: EngineCostBench | None = None
     tables: Tables
     with ExitStack() as stack:

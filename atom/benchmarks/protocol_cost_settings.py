@@ -20,6 +20,7 @@ _QUICK: dict[str, Any] = {
     "leads": (1, 4),
     "repeats": 3,
     "steps": 100,
+    "engine_repeats": 3,
     "engine_steps": 32,
 }
 #: sizes that a CPU gets through in seconds

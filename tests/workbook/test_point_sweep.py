@@ -28,6 +28,7 @@ SMALL: dict[str, list[str]] = {
     "engine-fault": ["--quick", "--only", "hold, again", "--only", "unpatched, guard"],
     "greedy-equality": ["--quick", "--only", "MTP-3", "--only", "no drafts, again"],
     "engine-speed": ["--only", "ours again"],
+    "protocol-cost": ["--only", "hold"],
 }
 #: settings that make them smaller
 SMALLER: dict[str, dict[str, str]] = {
@@ -35,6 +36,7 @@ SMALLER: dict[str, dict[str, str]] = {
     "engine-fault": {"law_budgets": "[]", "requests": "2", "store_bytes": "1048576"},
     "greedy-equality": {"requests": "2", "output_tokens": "4", "prompt_tokens": "8"},
     "engine-speed": {"prefill_tokens": "16"},
+    "protocol-cost": {"loops": "[bare]", "pressures": "[idle]", "leads": "[1]", "steps": "8"},
 }
 
 
