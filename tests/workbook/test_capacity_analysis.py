@@ -177,6 +177,22 @@ def _failing_pairs() -> list[CapacityRow]:
 def test_the_advice_names_the_best_remedy_without_failures() -> None:
     advice = capacity_claims.recommendation(remedies())
     assert "paired serves most: 1.10" in capacity_claims.advice_sentences(advice)[0]
+    # what costs nothing and fails less is recommended first, and not what costs throughput
+    better = [
+        made_row(*one.setup, arm="late_lookup", state_pairs_failed=3, ttft_mean_seconds=19.0)
+        for one in capacity_analysis.observations()[1]
+    ]
+    said = capacity_claims.advice_sentences(capacity_claims.recommendation([*remedies(), *better]))
+    assert "costs nothing: paired. At the worst setup 0%" in said[1]
+    slow = [
+        row.model_copy(update={"effective_total_throughput": 30e3}) if row.arm == "paired" else row
+        for row in remedies()
+    ]
+    said = capacity_claims.advice_sentences(capacity_claims.recommendation([*slow, *better]))
+    assert "costs nothing: late_lookup. At the worst setup 3% of the state loads" in said[1]
+    assert "No simulated pool" in capacity_claims.pool_sentences(remedies())[0]
+    clean = [row.model_copy(update={"state_pairs_failed": 0}) for row in remedies()]
+    assert "224 GiB at 48 sessions (4.7 GiB each)" in capacity_claims.pool_sentences(clean)[0]
     pools = capacity_claims.pools_without_failures(remedies())
     by_arm = pools.groupby("remedy")["smallest without failures"].apply(set)
     assert by_arm["shared_lru"] == {"none of these"}
