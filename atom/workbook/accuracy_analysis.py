@@ -19,7 +19,8 @@ from atom.workbook.records import Run
 from atom.workbook.statistics import exact_interval, mcnemar_exact, wilson_interval
 
 NOTHING = "–"
-_STALE = ("stale_statuses", "stale_tokens", "stale_drafts")
+#: columns of stale payloads
+STALE = ("stale_statuses", "stale_tokens", "stale_drafts")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class PointResult:
     @property
     def stale(self) -> int | None:
         """Payloads with another step's tag."""
-        counts = [self.row[name] for name in _STALE]
+        counts = [self.row[name] for name in STALE]
         return None if any(count is None for count in counts) else int(sum(counts))
 
     @property

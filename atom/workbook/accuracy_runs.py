@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import pandas as pd
 from pydantic import BaseModel
 
 from atom.benchmarks.accuracy_point import Task, task_hash
@@ -41,10 +40,10 @@ from atom.config import DeviceChoice
 from atom.device import Device
 from atom.errors import BadInput
 from atom.models.model_config import ModelConfig
+from atom.workbook.accuracy_analysis import STALE, load_set
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, SweepOver, record_points
 from atom.workbook.provenance import redact
 from atom.workbook.records import Run
-from atom.workbook.statistics import wilson_interval
 from atom.workbook.sweep_progress import SweepProgress
 from atom.workbook.throughput_dask import Lost, local_cluster, refuse_no_dask, run_jobs
 from atom.workbook.throughput_remote import Elsewhere, server_properties
@@ -81,8 +80,6 @@ _START_SECONDS = {DeviceChoice.VIRTUAL: 6.0, DeviceChoice.ACCELERATOR: 16.0}
 #: step of 2 ms and about 40 steps an answer, and as much again for the prompts and the host
 _ITEM_SECONDS = {DeviceChoice.VIRTUAL: 0.25, DeviceChoice.ACCELERATOR: 0.006}
 _HANG_SECONDS = 120.0
-#: columns of stale payloads
-STALE = ("stale_statuses", "stale_tokens", "stale_drafts")
 
 
 @dataclass
@@ -225,11 +222,11 @@ class AccuracySweep(PointSweep[AccuracySettings]):
 
     def text(self, run: Run) -> str:
         """See :class:`PointSweep`."""
-        return result_text(run.tables["points"], run.tables["items"])
+        return result_text(run)
 
     def unexpected(self, run: Run) -> list[str]:
         """See :class:`PointSweep`."""
-        return unexpected(run.tables["points"])
+        return unexpected(run)
 
 
 class _Queue:
@@ -392,48 +389,41 @@ def record_accuracy(
     return record_points(SWEEP, settings, root, progress, resume)
 
 
-def unexpected(table: pd.DataFrame) -> list[str]:
-    """Protected points that did not end well, were stale, or failed a request."""
+def unexpected(run: Run) -> list[str]:
+    """Protected points and servers that did not end well, were stale, or failed a request."""
     found = []
-    for row in table[table["believes"].astype(str) != "True"].to_dict("records"):
+    for point in load_set(run, "").points:
+        row = point.row
+        if row["believes"]:
+            continue
         counts = (*STALE, "guard_errors", "failed_requests")
-        wrong = [f"{int(row[n])} {n.replace('_', ' ')}" for n in counts if row[n] > 0]
+        wrong = [f"{row[name]} {name.replace('_', ' ')}" for name in counts if row[name]]
         if row["outcome"] != "ok" or wrong:
-            said = "" if pd.isna(row["outcome_detail"]) else f": {row['outcome_detail']}"
-            found.append(f"{row['point_id']}: {row['outcome']}, {', '.join(wrong) or 'none'}{said}")
+            said = f": {row['outcome_detail']}" if row["outcome_detail"] else ""
+            found.append(f"{point.name}: {row['outcome']}, {', '.join(wrong) or 'none'}{said}")
     return found
 
 
-def result_text(points: pd.DataFrame, items: pd.DataFrame) -> str:
+def result_text(run: Run) -> str:
     """A point a line: score with its interval, acceptance, stale reads, and changed answers."""
-    from atom.workbook.accuracy_analysis import changed_items, reference_point
-
-    reference = reference_point(points)
     lines = [
         f"{'arm/pool/drafts':44} {'outcome':9} {'strict':>7} {'95%':>15} {'accept':>7} "
         f"{'stale':>6} {'guard':>6} {'failed':>7} {'changed':>9}"
     ]
-    for row in points.to_dict("records"):
-        score = interval = "-"
-        if row["strict"] == row["strict"] and row["strict"] is not None:
-            low, high = wilson_interval(int(row["strict"]), int(row["items"]))
-            score = f"{row['strict'] / row['items']:.4f}"
-            interval = f"{low:.4f}-{high:.4f}"
-        drafted = row["drafted_tokens"]
-        accepted = f"{row['accepted_tokens'] / drafted:.1%}" if drafted and drafted > 0 else "-"
-        stale = [row[name] for name in STALE]
-        changed = "-"
-        if reference is not None and reference != row["point_id"]:
-            pairs = changed_items(items, reference, row["point_id"])
-            changed = f"{pairs.changed}/{pairs.compared}"
+    for point in load_set(run, "").points:
+        row, score, against = point.row, point.score, point.against
         lines.append(
-            f"{row['point_id']:44} {row['outcome']:9} {score:>7} {interval:>15} {accepted:>7} "
-            f"{_count(sum(stale)):>6} {_count(row['guard_errors']):>6} "
-            f"{_count(row['failed_requests']):>7} {changed:>9}"
+            f"{point.name:44} {row['outcome']:9} "
+            f"{'-' if score is None else f'{score[0]:.4f}':>7} "
+            f"{'-' if score is None else f'{score[1]:.4f}-{score[2]:.4f}':>15} "
+            f"{'-' if point.acceptance is None else f'{point.acceptance:.1%}':>7} "
+            f"{_count(point.stale):>6} {_count(row['guard_errors']):>6} "
+            f"{_count(row['failed_requests']):>7} "
+            f"{'-' if against is None else f'{against.changed}/{against.compared}':>9}"
         )
     lines += ["", "changed: answers that differ from the reference's (hold, no pool, no drafts)"]
     return "\n".join(lines)
 
 
-def _count(value: Any) -> str:
-    return "-" if value is None or value != value else str(int(value))
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)

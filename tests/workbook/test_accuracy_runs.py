@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from atom.workbook.figures_accuracy import damage_figure, published_scores, scor
 from atom.workbook.point_sweep import record_points
 from atom.workbook.records import Run, check_folder, load_run
 
+#: what a server's point knows
+_OF_A_SERVER = ("point_id", "arm", "order", "model", "outcome", "items", "strict")
 _ONLY = ("hold/no-pool/plain", "hold/pool/mtp", "unpatched/pool/mtp")
 
 
@@ -80,13 +83,18 @@ def test_hold_equals_the_reference_and_unpatched_does_not(run: Run) -> None:
 
 
 def test_what_it_prints(run: Run) -> None:
-    text = result_text(run.tables["points"], run.tables["items"])
+    text = result_text(run)
     assert "hold/pool/mtp" in text
     assert "0/3" in text
     assert "3/3" in text
-    assert unexpected(run.tables["points"]) == []
+    assert unexpected(run) == []
     wrong = run.tables["points"].assign(believes=False)
-    assert any("unpatched/pool/mtp: ok" in line for line in unexpected(wrong))
+    changed = replace(run, tables={**run.tables, "points": wrong})
+    assert any("unpatched/pool/mtp: ok" in line for line in unexpected(changed))
+    blank = {str(name): None for name in wrong if name not in _OF_A_SERVER}
+    bare = replace(run, tables={**run.tables, "points": wrong.assign(**blank)})
+    assert result_text(bare).count(" - ") > 3
+    assert unexpected(bare) == []
     table = points_table(load_set(run, "H200").points, noise=True)
     assert "strict-match, 95%" not in table.columns
     assert "strict-match, 95%" in points_table(load_set(run, "x").points, noise=False).columns
