@@ -222,6 +222,22 @@ def study_sentences(found: Study) -> list[str]:
             f"({100 * (model.failed or 0):.1f} points) {better_failed} "
             f"({100 * (other.failed or 0):.1f})."
         )
+    slower = [
+        (found.predicted[one.setup].ttft_seconds or 0.0) / one.ttft_seconds
+        for one in found.offload
+        if one.ttft_seconds
+    ]
+    if slower and max(slower) < 1:
+        said.append(
+            f"Waits for the first token come out at {min(slower):.2f} to {max(slower):.2f} of the "
+            "published ones. They were not fitted; the published requests are longer than those "
+            "simulated, and sessions with subagents have several under way."
+        )
+    if found.fitted.at_edge:
+        said.append(
+            "A number of the frozen fit lies at the edge of the simulated grid: beyond it may fit "
+            "as well."
+        )
     for one in found.unseen:
         ratio = found.predicted[one.setup].throughput / one.mean_throughput
         if abs(ratio - 1) > 0.16:
@@ -336,6 +352,26 @@ def singles_table(found: Study) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+def direct_table(found: Study, rows: Sequence[CapacityRow]) -> pd.DataFrame:
+    """The frozen fit between the grid's places, and simulated at its own place (to rounding)."""
+    own = {(row.concurrency, row.pool_gib): row for row in rows if row.arm == _BASE}
+    return pd.DataFrame(
+        {
+            "setup": setup_text(one.setup),
+            "interpolated, tok/s": f"{found.predicted[one.setup].throughput:,.0f}",
+            "simulated, tok/s": (
+                f"{own[one.setup].effective_total_throughput / found.fitted.slowness:,.0f}"
+            ),
+            "published, tok/s": f"{one.mean_throughput:,.0f}",
+            "interpolated failures": _share_text(found.predicted[one.setup].failed),
+            "simulated failures": _share_text(own[one.setup].state_failure_rate),
+            "published failures": _range_text(one),
+        }
+        for one in found.offload
+        if one.setup in own
+    )
 
 
 def latencies_table(found: Study) -> pd.DataFrame:

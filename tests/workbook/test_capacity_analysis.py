@@ -99,6 +99,9 @@ def test_the_study_predicts_what_it_has_not_seen_from_rows_that_hold_it() -> Non
     assert list(table["over published"]) == ["1.00"] * 7
     assert len(capacity_analysis.scores_table(found)) == 3
     assert len(capacity_analysis.singles_table(found)) == 4
+    direct = capacity_analysis.direct_table(found, [made_row(48, 224.0, state_pairs_failed=9)])
+    assert list(direct["simulated, tok/s"]) == ["20,000"]
+    assert list(direct["simulated failures"]) == ["9.0%"]
     latencies = capacity_analysis.latencies_table(found).set_index("setup")
     assert latencies.loc["32 sessions, 96 GiB"].iloc[0] == "76 / 76"
     assert "does not fit" not in " ".join(capacity_analysis.study_sentences(found))
