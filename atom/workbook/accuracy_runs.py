@@ -69,6 +69,7 @@ QUICK: dict[str, Any] = {
     "concurrency": 12,
     "protocol": ["hold", "unpatched"],
     "offload": False,
+    "twin": False,
     "pressure": [[8, 16]],
 }
 QUICK_ACCELERATOR: dict[str, Any] = {"items": 128, "pressure": [[64, 1]]}
