@@ -17,6 +17,7 @@ from typing import Any, Literal
 from atom.benchmarks.accuracy_point import run_point
 from atom.benchmarks.accuracy_rows import EXPERIMENT
 from atom.benchmarks.accuracy_settings import AccuracySettings, build_points
+from atom.benchmarks.greedy_equality_rows import EXPERIMENT as GREEDY
 from atom.device import Device
 from atom.device.operations import Part
 from atom.device.virtual import VirtualDevice
@@ -127,6 +128,7 @@ class AccuracyRuns:
         adversarial: simulated, every copy as late as it can be.
         pressed: simulated, on the clock, with bulk stores beside the steps.
         measured: of this engine on hardware; ``None`` where there is none yet.
+        greedy: measured greedy tokens of several engines, compared; ``None`` if there is none.
         servers: measured runs of servers that are not ours; may be empty.
         problems: runs that could not be used, and why.
     """
@@ -134,6 +136,7 @@ class AccuracyRuns:
     adversarial: Run
     pressed: Run
     measured: Run | None
+    greedy: Run | None
     servers: tuple[Run, ...]
     problems: tuple[str, ...]
 
@@ -175,8 +178,17 @@ def gather_runs(
             continue
         wanted = simulated_settings(settings, schedule)
         simulated.append(record_points(SWEEP, wanted, root, progress or notebook_progress()))
-    problems = list(dict.fromkeys([*problems, *more]))
-    return AccuracyRuns(simulated[0], simulated[1], best, tuple(servers), tuple(problems))
+    compared, others = load_runs([*settings.records, *existing(settings.measured)], GREEDY)
+    whole = [run for run in _hardware(compared) if run.provenance.exit_state == "finished"]
+    problems = list(dict.fromkeys([*problems, *more, *others]))
+    return AccuracyRuns(
+        simulated[0],
+        simulated[1],
+        best,
+        max(whole, key=lambda run: run.provenance.run_id, default=None),
+        tuple(servers),
+        tuple(problems),
+    )
 
 
 def _hardware(runs: Sequence[Run]) -> list[Run]:

@@ -97,7 +97,7 @@ _SPECS = (
         "Accuracy",
         AccuracyNotebookSettings,
         58,
-        also=("accuracy",),
+        also=("accuracy", "greedy_equality"),
         key_figures=(0, 1),
     ),
     NotebookSpec(
