@@ -35,7 +35,7 @@ GUARDED = frozenset(
 )
 
 #: extras for an environment of their own, which no pin knows
-APART = frozenset({"lmcache"})
+APART = frozenset({"accuracy", "lmcache"})
 #: look for their templates and pages beside the running interpreter, so they must be in .venv
 BESIDE = ("jupyterlab", "nbconvert")
 
