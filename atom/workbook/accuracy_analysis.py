@@ -101,7 +101,9 @@ class PointResult:
     @property
     def pressure_text(self) -> str:
         """In words."""
-        return f"{self.pressure[0]:g} MiB ahead of every {self.row['pressure_every']} steps"
+        every = self.row["pressure_every"]
+        steps = "each step" if every == 1 else f"every {every} steps"
+        return f"{self.pressure[0]:g} MiB ahead of {steps}"
 
 
 @dataclass(frozen=True)
