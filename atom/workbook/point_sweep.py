@@ -282,7 +282,7 @@ def record_points(
     if sweep.device_of(settings) is DeviceChoice.ACCELERATOR and sweep.is_here(settings):
         kind = this_kind()
         refuse_hiding_settings(os.environ)
-        refuse_no_accelerator()
+        refuse_no_accelerator(or_virtual=sweep.asks_for_device)
     # the facts are read before this process is one of those that use the GPU
     around = look_around(kind)
     device = sweep.open(settings)
@@ -387,7 +387,7 @@ def _dry_run(sweep: PointSweep[S], settings: S, arguments: argparse.Namespace) -
     sweep.refuse_missing(settings)
     device = sweep.device_of(settings)
     if device is DeviceChoice.ACCELERATOR:
-        name_what_spoils()
+        name_what_spoils(or_virtual=sweep.asks_for_device)
     if arguments.resume is not None:
         done = RunWriter.finished_points(arguments.resume)
         points = [point for point in points if point.record_id not in done]

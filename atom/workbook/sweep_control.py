@@ -29,8 +29,11 @@ class SweepInterrupted(KeyboardInterrupt):
         self.path = path
 
 
-def refuse_no_accelerator() -> None:
+def refuse_no_accelerator(*, or_virtual: bool = True) -> None:
     """Raise unless this machine has an accelerator.
+
+    Args:
+        or_virtual: whether the sweep runs on a virtual device as well, which the error then says.
 
     Raises:
         DeviceError: with the reason.
@@ -39,7 +42,8 @@ def refuse_no_accelerator() -> None:
 
     reason = why_no_accelerator()
     if reason is not None:
-        raise DeviceError(f"no accelerator: {reason}; --device virtual needs none")
+        advice = "; --device virtual needs none" if or_virtual else ", and this sweep needs one"
+        raise DeviceError(f"no accelerator: {reason}{advice}")
 
 
 def refuse_other_device(known: Provenance, path: Path, properties: DeviceProperties) -> None:
@@ -57,11 +61,16 @@ def refuse_other_device(known: Provenance, path: Path, properties: DevicePropert
         )
 
 
-def name_what_spoils(kind: DeviceKind | None = None) -> None:
-    """Say on standard error what a sweep of the accelerator would refuse or warn of here."""
+def name_what_spoils(kind: DeviceKind | None = None, *, or_virtual: bool = True) -> None:
+    """Say on standard error what a sweep of the accelerator would refuse or warn of here.
+
+    Args:
+        kind: of the accelerator; ``None`` asks torch.
+        or_virtual: see :func:`refuse_no_accelerator`.
+    """
     try:
         refuse_hiding_settings(os.environ)
-        refuse_no_accelerator()
+        refuse_no_accelerator(or_virtual=or_virtual)
     except AtomError as error:
         print(f"the sweep would be refused: {error}", file=sys.stderr)
         return

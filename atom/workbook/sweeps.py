@@ -304,13 +304,15 @@ def settings_from(arguments: argparse.Namespace) -> RaceSettings:
     return quick(settings) if arguments.quick else settings
 
 
-def _present_device() -> DeviceChoice:
+def _present_device(*, served: bool = False) -> DeviceChoice:
+    """What this machine has; that it simulates is said unless a server does the work."""
     from atom.device.accelerator import why_no_accelerator
 
     reason = why_no_accelerator()
     if reason is None:
         return DeviceChoice.ACCELERATOR
-    print(f"no accelerator ({reason}): simulating on the virtual device", file=sys.stderr)
+    if not served:
+        print(f"no accelerator ({reason}): simulating on the virtual device", file=sys.stderr)
     return DeviceChoice.VIRTUAL
 
 
@@ -324,7 +326,8 @@ def run(arguments: argparse.Namespace) -> int:
         named = arguments.device is not None or any(n == "device" for n, _ in arguments.parameters)
         ask = not named and arguments.resume is None
         sweep = _point_sweep(arguments.experiment)
-        present = _present_device() if ask and sweep.asks_for_device else None
+        served = arguments.base_url is not None or arguments.server_command is not None
+        present = _present_device(served=served) if ask and sweep.asks_for_device else None
         return run_sweep(sweep, arguments, present)
     settings = settings_from(arguments)
     if arguments.dry_run:

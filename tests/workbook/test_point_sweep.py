@@ -151,6 +151,20 @@ def test_a_dry_run_tells_device_minutes_and_what_spoils_it(
     assert 0 < minutes[True] <= 1
 
 
+def test_what_no_accelerator_means_is_said_of_this_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("atom.device.accelerator.why_no_accelerator", lambda: "none here")
+    assert main(["sweep", "kernels", "--dry-run"]) == 0
+    assert "none here, and this sweep needs one" in capsys.readouterr().err
+    server = ["--base-url", "http://127.0.0.1:9", "-p", "server_label", "s"]
+    for name, options in (("accuracy", []), ("throughput", ["-p", "server_model", "m"])):
+        assert main(["sweep", name, "--dry-run", *server, *options]) in (0, 2)
+        assert "simulating" not in capsys.readouterr().err
+        assert main(["sweep", name, "--dry-run"]) == 0
+        assert "none here): simulating on the virtual device" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
