@@ -199,7 +199,11 @@ def _load(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     for path in paths:
         folder = path if path.is_dir() else path.parent
         places = [folder] if (folder / RUN_FILE).is_file() else _run_folders(folder)
-        if not places:
+        if path.is_file() and not (folder / RUN_FILE).is_file():
+            # other runs may lie below its folder, which nobody named
+            places = []
+            problems.append(f"{shown_path(path)}: no file of a run (no {RUN_FILE} beside it)")
+        elif not places:
             problems.append(f"{shown_path(path)}: holds no run (no {RUN_FILE} in it or below it)")
         for place in places:
             try:

@@ -125,6 +125,9 @@ def test_what_cannot_be_rebuilt_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no run"):
         make_plan([str(tmp_path / "empty")], _ROOT)
     write_race_report(tmp_path / "report", write_run(tmp_path / "runs"))
+    (tmp_path / "note.txt").touch()
+    with pytest.raises(BadInput, match=r"note.txt: no file of a run"):
+        make_plan([str(tmp_path / "note.txt")], _ROOT)
     with pytest.raises(BadInput, match="not both"):
         make_plan([str(tmp_path / "report"), str(tmp_path / "runs")], _ROOT)
 
