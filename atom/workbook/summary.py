@@ -359,8 +359,10 @@ def ledger_sentences(claims: Mapping[str, Claim], settled: Sequence[Settled]) ->
     other = sum(not one.same_hardware for one in measured)
     return [
         f"{len(claims)} claims have {len(settled)} verdicts: {said}.",
-        f"{len(measured)} verdicts are measured on hardware that can be compared, {other} of them "
-        f"on other hardware than the source's.",
+        f"Of {len(measured)} measured verdicts whose claim names its hardware, {other} come from "
+        "other hardware than the source's."
+        if measured
+        else "No measured verdict is of a claim that names its hardware.",
     ]
 
 

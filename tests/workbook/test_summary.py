@@ -151,6 +151,17 @@ def test_the_ledger_has_a_line_for_every_claim_and_evidence() -> None:
     plt.close("all")
 
 
+def test_the_share_of_other_hardware_is_one_sentence() -> None:
+    (_, none) = summary.ledger_sentences(CLAIMS, [])
+    assert none == "No measured verdict is of a claim that names its hardware."
+    one = SimpleNamespace(verdict=Verdict.REPRODUCED, same_hardware=False)
+    (_, said) = summary.ledger_sentences(CLAIMS, [one])  # type: ignore[list-item]
+    assert said == (
+        "Of 1 measured verdicts whose claim names its hardware, 1 come from other hardware than "
+        "the source's."
+    )
+
+
 def test_a_figure_with_one_tested_verdict_has_a_counterpart() -> None:
     everything = summary.complete(CLAIMS, summary.own_verdicts(CLAIMS), [])
     lonely = set(summary.without_counterpart(CLAIMS, everything)["claim"])
