@@ -104,11 +104,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "release before the wait (ids)",
         "c",
-        "recv_async_output drops the entry's source, then waits for its copy",
+        "take_async_output drops the entry's source, then waits for its copy",
         (
             Change(
                 TokenIDProcessor,
-                "recv_async_output",
+                "take_async_output",
                 "entry = self.cpu_tensor_handle[0]",
                 "entry = self.cpu_tensor_handle[0] = "
                 "self.cpu_tensor_handle[0]._replace(source=None)",
@@ -308,8 +308,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "host reads without waiting (ids)",
         "b",
-        "recv_async_output does not wait for the copies",
-        (Change(TokenIDProcessor, "recv_async_output", "entry.copy_done.synchronize()", "pass"),),
+        "take_async_output does not wait for the copies",
+        (Change(TokenIDProcessor, "take_async_output", "entry.copy_done.synchronize()", "pass"),),
         IDS,
         (Protocol.HOLD, Protocol.RECORD_STREAM, Protocol.ZERO_COPY),
     ),
