@@ -55,6 +55,8 @@ examples
   python -m atom sweep race --resume data/runs/<machine>/<run>
   python -m atom sweep throughput --quick               agentic sessions over two CPU pools
   python -m atom sweep colocation --gpus 0,1            an engine beside what works on the other
+  python -m atom sweep capacity -p arms '[shared_lru, paired]' --traces DIR
+                                                        hours of serving, simulated: no GPU
   python -m atom sweep throughput -p server_label atom -p server_model m395 --server-command \\
     'python -m atom serve --model preset:m395 --port {port} --cpu-pool-gib {pool_gib}'
                                                         on a GPU: a server for each point

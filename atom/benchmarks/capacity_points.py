@@ -43,6 +43,8 @@ from atom.model_engine.engine_settings import EngineSettings
 _GIB = 2**30
 #: a request of the recorded sessions has half a million tokens at most
 _LONGEST = 1_000_000
+#: of a setup: sessions, and GiB of a pool that is one
+_MOST_SESSIONS, _LEAST_GIB, _MOST_GIB = 65_536, 0.001, 1_000_000
 
 
 class Remedy(StrEnum):
@@ -110,32 +112,29 @@ _Setup = Annotated[tuple[float, ...], Field(min_length=2, max_length=2)]
 class CapacitySettings(Settings):
     """What ``python -m atom sweep capacity`` simulates.
 
-    Every setup runs with every byte scale and device memory under each arm; a setup without a pool
-    with the first of each alone: nothing is found again there.
+    Every setup runs with every byte scale, device memory and load rate under each arm; a setup
+    without a pool with every device memory, but the first of the others alone: nothing is found
+    again there.
     """
 
-    setups: tuple[_Setup, ...] = (
-        (32, 0),
-        (48, 0),
-        (64, 0),
-        (32, 96),
-        (32, 160),
-        (48, 224),
-        (64, 288),
+    setups: tuple[_Setup, ...] = Field(
+        ((32, 0), (48, 0), (64, 0), (32, 96), (32, 160), (48, 224), (64, 288)), min_length=1
     )
     """Sessions and pool in GiB of each setup; a pool of 0 is no offload."""
 
-    arms: tuple[str, ...] = ("shared_lru",)
+    arms: tuple[str, ...] = Field(("shared_lru",), min_length=1)
     """Remedies: shared_lru, paired, late_lookup, async_loads, isolated-SHARE, spacing-TOKENS,
     admission-SHARE."""
 
-    byte_scale: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = (1.8,)
+    byte_scale: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = Field((1.8,), min_length=1)
     """Bytes of a KV token and a state image over the nominal model's."""
 
-    device_gb: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = (60.0,)
+    device_gb: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = Field((60.0,), min_length=1)
     """KV pool on the device, in GB: see the module."""
 
-    load_gb_per_second: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = (8.0,)
+    load_gb_per_second: tuple[Annotated[float, Field(gt=0, le=10000)], ...] = Field(
+        (8.0,), min_length=1
+    )
     """GB a second at which what the pool has of a prompt comes back to the device."""
 
     loads_block: bool = True
@@ -200,8 +199,12 @@ class CapacitySettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> CapacitySettings:
         for sessions, pool in self.setups:
-            if sessions < 1 or sessions != int(sessions) or pool < 0:
-                raise ValueError(f"setups: expected sessions and GiB, got {sessions:g}, {pool:g}")
+            whole = 1 <= sessions <= _MOST_SESSIONS and sessions == int(sessions)
+            if not whole or not (pool == 0 or _LEAST_GIB <= pool <= _MOST_GIB):
+                raise ValueError(
+                    f"setups: expected sessions, 1 to {_MOST_SESSIONS}, and GiB, 0 or "
+                    f"{_LEAST_GIB:g} to {_MOST_GIB}, got {sessions:g}, {pool:g}"
+                )
         for arm in self.arms:
             try:
                 parse_arm(arm)
@@ -291,6 +294,30 @@ def machine_of(settings: CapacitySettings, point: CapacityPoint) -> Machine:
     )
 
 
+def device_blocks(settings: CapacitySettings, point: CapacityPoint) -> int:
+    """Blocks of 256 tokens that the device holds."""
+    token_bytes = machine_of(settings, point).kv_bytes_per_token
+    return max(int(point.device_gb * 1e9 / token_bytes / 256), 1)
+
+
+def check_fits(
+    settings: CapacitySettings, points: Sequence[CapacityPoint], sessions: Sequence[Session]
+) -> None:
+    """See that the device of each point holds the longest request, before any point is run.
+
+    Raises:
+        BadInput: one does not.
+    """
+    longest = max(turn.input_tokens + turn.output_tokens for one in sessions for turn in one.turns)
+    for point in points:
+        held = 256 * device_blocks(settings, point)
+        if held < longest:
+            raise BadInput(
+                f"device_gb {point.device_gb:g} at byte_scale {point.byte_scale:g} holds {held:,} "
+                f"tokens, and the longest request has {longest:,}; give the device more"
+            )
+
+
 def run_point(
     settings: CapacitySettings, point: CapacityPoint, sessions: Sequence[Session]
 ) -> CapacityRow:
@@ -300,13 +327,12 @@ def run_point(
     if arm.remedy is Remedy.ADMISSION:
         served = max(1, round(arm.degree * served))
     machine = machine_of(settings, point)
-    blocks = int(point.device_gb * 1e9 / machine.kv_bytes_per_token / 256)
     engine: dict[str, Any] = {
         "max_num_seqs": served,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_model_len": _LONGEST,
         "block_size": 256,
-        "num_kv_blocks": max(blocks, 1),
+        "num_kv_blocks": device_blocks(settings, point),
         "state_checkpoint_tokens": int(arm.degree) if arm.remedy is Remedy.SPACING else 256,
         "num_state_checkpoints": settings.num_state_checkpoints,
         "offload_chunk_tokens": 256,

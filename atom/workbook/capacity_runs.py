@@ -6,6 +6,7 @@ import argparse
 import gc
 import os
 import pickle
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from atom.benchmarks.capacity_points import (
     CapacityPoint,
     CapacitySettings,
     build_points,
+    check_fits,
     read_sessions,
     run_point,
 )
@@ -114,7 +116,9 @@ class CapacitySweep(PointSweep[CapacitySettings]):
         """See :class:`PointSweep`."""
         if settings.like is not None:
             return like_sessions(settings.like, settings.traces)
-        return read_sessions(settings)
+        sessions = read_sessions(settings)
+        check_fits(settings, build_points(settings), sessions)
+        return sessions
 
     def facts(self, ready: tuple[Session, ...]) -> dict[str, Any]:
         """See :class:`PointSweep`."""
@@ -161,7 +165,12 @@ def simulated(
             yield run_point(settings, point, sessions)
         return
     with _workers(settings, sessions, min(processes, len(points))) as pool:
-        futures = [pool.submit(_in_worker, point) for point in points]
+        # workers start here and inherit the mask: Ctrl-C is for us, and we end them
+        kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = [pool.submit(_in_worker, point) for point in points]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
         for future in as_completed(futures):
             yield future.result()
 

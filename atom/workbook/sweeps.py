@@ -229,9 +229,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="arm name or shell pattern, e.g. 'main/*/matmul/*'; may be repeated",
     )
     parser.add_argument("--trials", type=int, metavar="N", help="trials of an arm in a process")
-    parser.add_argument("--processes", type=int, metavar="N", help="processes an arm")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="processes an arm; capacity: points at a time"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of arms")
-    parser.add_argument("--traces", metavar="DIR", help="recorded sessions (throughput)")
+    parser.add_argument("--traces", metavar="DIR", help="recorded sessions (throughput, capacity)")
     parser.add_argument(
         "--gpus", type=_numbers, metavar="0,1,2", help="a point on each, side by side"
     )

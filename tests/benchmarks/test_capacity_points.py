@@ -12,6 +12,7 @@ from atom.benchmarks.capacity_points import (
     CapacitySettings,
     Remedy,
     build_points,
+    check_fits,
     machine_of,
     parse_arm,
     run_point,
@@ -80,6 +81,29 @@ def test_only_leaves_points_by_pattern_or_says_their_names() -> None:
     assert {p.concurrency for p in build_points(chosen)} == {48}
     with pytest.raises(BadInput, match="the first is shared_lru/c32/none"):
         build_points(CapacitySettings.parse({"only": ["c48"]}))
+
+
+@pytest.mark.parametrize(
+    "name", ["setups", "arms", "byte_scale", "device_gb", "load_gb_per_second"]
+)
+def test_an_empty_list_is_refused_by_name(name: str) -> None:
+    with pytest.raises(BadInput, match=name):
+        CapacitySettings.parse({name: []})
+
+
+@pytest.mark.parametrize("setup", [[0, 96], [2.5, 96], [1e12, 96], [32, -1], [32, 1e-6], [32, 1e9]])
+def test_a_setup_that_means_nothing_is_refused(setup: list[float]) -> None:
+    with pytest.raises(BadInput, match="setups: expected sessions"):
+        CapacitySettings.parse({"setups": [setup]})
+
+
+def test_a_device_that_holds_no_request_is_refused_before_any_point_runs() -> None:
+    sessions = generate_sessions(2, 42).sessions
+    small = CapacitySettings.parse(SMALL | {"device_gb": [1.0, 0.001]})
+    with pytest.raises(BadInput, match=r"device_gb 0.001 at byte_scale 0.1 holds"):
+        check_fits(small, build_points(small), sessions)
+    fits = CapacitySettings.parse(SMALL)
+    check_fits(fits, build_points(fits), sessions)
 
 
 def test_remedies_change_what_they_say() -> None:
