@@ -165,12 +165,7 @@ def simulated(
             yield run_point(settings, point, sessions)
         return
     with _workers(settings, sessions, min(processes, len(points))) as pool:
-        # workers start here and inherit the mask: Ctrl-C is for us, and we end them
-        kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            futures = [pool.submit(_in_worker, point) for point in points]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+        futures = [pool.submit(_in_worker, point) for point in points]
         for future in as_completed(futures):
             yield future.result()
 
@@ -201,6 +196,8 @@ _worker: dict[str, Any] = {}
 
 
 def _start_worker(settings: CapacitySettings, sessions: bytes) -> None:
+    # Ctrl-C reaches all processes of a terminal; it is for the first, which ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # entries of a pool are many and form no cycles: looking through them takes a tenth of the time
     gc.disable()
     _worker.update(settings=settings, sessions=pickle.loads(sessions))
