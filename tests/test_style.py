@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _MOST_LINES = 450
 
 #: a room may import itself and the rooms named here
-_BASE = {"errors", "evidence", "config"}
+_BASE = {"errors", "evidence", "machines", "config"}
 _MODEL_OPS = {"device"} | _BASE
 _TRANSFER = {"device"} | _BASE
 _SPEC_DECODE = {"model_ops", "transfer"} | _MODEL_OPS
@@ -30,6 +30,7 @@ _WORKBOOK = {"benchmarks"} | _BENCHMARKS
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "evidence": set(),
+    "machines": set(),
     "config": {"errors"},
     "environment": set(),
     "entrypoints": _ENTRYPOINTS,

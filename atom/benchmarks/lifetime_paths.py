@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from atom.benchmarks.source_lifetime_rows import Window
 from atom.config import CopyProtocol
 from atom.device.interface import Device, Kernel, Stream
 from atom.errors import DeviceError
@@ -37,14 +38,6 @@ class LifetimePath(StrEnum):
     ELL_SLOT = "ell_slot"
     ELL_ONE_OFF = "ell_one_off"
     CLEAN = "clean"
-
-
-class Window(StrEnum):
-    """When a source's block can be written while its copy is still queued."""
-
-    EVERY_STEP = "every step"  #: step N+1 is launched before N's values are read
-    MIDDLE_PREFILL = "middle prefill chunk"  #: the status is read at the top of each other step
-    CLEAN = "clean()"  #: all handles are dropped at once
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from atom.benchmarks.race_plan import Arm
 from atom.benchmarks.race_rows import Outcome
 from atom.benchmarks.race_trial import TrialBench
-from atom.config import CopyProtocol, Front, RaceSettings
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol, Front, RaceSettings
 from atom.device.profiles import (
     BarrierScope,
     CopyLane,

@@ -27,13 +27,13 @@ from enum import StrEnum
 from atom.benchmarks.race_rows import ProducerEdge
 from atom.config import (
     AllocatorBackend,
+    CopyPath,
     CopyProtocol,
     DeviceChoice,
     Front,
     RaceSettings,
     Source,
 )
-from atom.device.interface import CopyPath
 from atom.errors import BadInput
 
 DEFAULT_QUEUES = "default"

@@ -7,8 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from atom.config import AllocatorBackend, CopyProtocol, Front, Source
-from atom.device.interface import CopyPath
+from atom.config import AllocatorBackend, CopyPath, CopyProtocol, Front, Source
 
 
 class Outcome(StrEnum):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from atom.benchmarks.race_plan import Arm
 from atom.benchmarks.race_rows import Outcome
 from atom.benchmarks.race_trial import TrialBench
-from atom.config import CopyProtocol, Front, RaceSettings
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol, Front, RaceSettings
 from atom.device.timeline import Timeline, WorkRecord
 from atom.device.virtual import VirtualDevice
 from atom.errors import DeviceError

@@ -35,13 +35,14 @@ from atom.benchmarks.lifetime_paths import (
     Logprobs,
     SpecStatus,
     TransferPath,
-    Window,
     own_queue_stream,
     value_of,
     write_metadata,
 )
 from atom.benchmarks.lifetime_watch import Watch, watching
-from atom.benchmarks.source_lifetime_rows import LifetimeRow
+from atom.benchmarks.source_lifetime_rows import CONTROL as CONTROL
+from atom.benchmarks.source_lifetime_rows import PROTECTED as PROTECTED
+from atom.benchmarks.source_lifetime_rows import LifetimeRow, Window
 from atom.config import CopyProtocol, LifetimeSettings
 from atom.device import Device, Kernel, open_device
 from atom.device.interface import Stream
@@ -53,7 +54,6 @@ from atom.transfer.pinned_ring import PinnedSlot
 
 EXPERIMENT = "lifetime"
 GRAPH_OUTPUT = "graph_output"
-PROTECTED, CONTROL = "protected", "control"
 _WARM_TRIALS = 2
 _GRAPH_WHY = (
     "no source of the engine: its five are allocated outside graphs, because holding a buffer that "

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from atom.benchmarks.lifetime_paths import Window
 from atom.config import CopyProtocol
 
+#: arms: a path under its protocol, and the same without its protection
+PROTECTED, CONTROL = "protected", "control"
+
 Alone = Literal["every", "some", "none", "nothing to catch"]
+
+
+class Window(StrEnum):
+    """When a source's block can be written while its copy is still queued."""
+
+    EVERY_STEP = "every step"  #: step N+1 is launched before N's values are read
+    MIDDLE_PREFILL = "middle prefill chunk"  #: the status is read at the top of each other step
+    CLEAN = "clean()"  #: all handles are dropped at once
 
 
 class LifetimeRow(BaseModel):

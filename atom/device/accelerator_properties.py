@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 
@@ -11,25 +10,13 @@ import torch
 
 from atom.device.interface import DeviceKind, DeviceProperties
 from atom.evidence import Evidence
+from atom.machines import machine_slug
 
 #: queue variable and its default, by kind
 QUEUE_VARIABLES = {
     DeviceKind.CUDA: ("CUDA_DEVICE_MAX_CONNECTIONS", 8),
     DeviceKind.HIP: ("GPU_MAX_HW_QUEUES", 4),
 }
-_VENDOR_WORDS = re.compile(
-    r"\b(nvidia|amd|instinct|geforce|radeon|graphics|tesla|quadro|pcie|sxm\d?)\b"
-)
-
-
-def machine_slug(device_name: str) -> str:
-    """Folder name of a machine, from its marketing name.
-
-    >>> machine_slug("NVIDIA H200"), machine_slug("AMD Instinct MI355X")
-    ('h200', 'mi355x')
-    """
-    words = _VENDOR_WORDS.sub(" ", device_name.lower())
-    return re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "accelerator"
 
 
 def why_no_accelerator() -> str | None:

@@ -22,30 +22,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-# stands there so that settings can be read without torch
+# these stand there so that settings and records can be read without torch
 from atom.config import CopyPath as CopyPath
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.machines import DeviceKind as DeviceKind
 
 Scalar = int | float | bool
 #: of PyTorch's statistics, those of an :class:`AllocatorSample`
 SAMPLED = ("active_bytes", "active", "reserved_bytes", "segment")
 KernelBody = Callable[..., None]
-
-
-class DeviceKind(StrEnum):
-    """What stands behind a device."""
-
-    CUDA = "cuda"
-    HIP = "hip"
-    VIRTUAL = "virtual"
-    UNKNOWN = "unknown"  #: a server's, which it alone knows
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from atom.benchmarks.race_plan import DEFAULT_QUEUES
-from atom.config import CopyProtocol, Front, RaceSettings
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol, Front, RaceSettings
 from atom.evidence import Evidence
 from atom.workbook.compare_model import Comparison, Rate, Side, TimeRatio
 from atom.workbook.race_analysis import label_of, per_process, select, text_of, with_stale

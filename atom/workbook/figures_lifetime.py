@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from atom.benchmarks.lifetime_check import counterexample, replay_recorded
 from atom.benchmarks.lifetime_paths import LifetimePath
 from atom.benchmarks.lifetime_programs import Following, LifetimeProgram
-from atom.benchmarks.source_lifetime import CONTROL, PROTECTED
+from atom.benchmarks.source_lifetime_rows import CONTROL, PROTECTED
 from atom.config import CopyProtocol
 from atom.lifetime.counterexample import OwnerBar, SpanBar, timeline
 from atom.lifetime.explore import NotRepeatable, replay

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from atom.benchmarks.race_timeline import TrialPicture, lanes
-from atom.device.interface import CopyPath
+from atom.config import CopyPath
 from atom.evidence import Evidence
 from atom.workbook.figures import (
     BLACK,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atom.benchmarks.source_lifetime import CONTROL, PROTECTED
+from atom.benchmarks.source_lifetime_rows import CONTROL, PROTECTED
 from atom.config import CopyProtocol
 from atom.workbook.published_tables import load_published
 

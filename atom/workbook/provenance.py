@@ -15,14 +15,17 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from atom.device.interface import DeviceKind, DeviceProperties
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.machines import DeviceKind
 from atom.workbook.tables import DATA
+
+if TYPE_CHECKING:
+    from atom.device.interface import DeviceProperties
 
 ExitState = Literal["running", "finished", "interrupted", "failed"]
 

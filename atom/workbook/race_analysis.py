@@ -10,8 +10,7 @@ import pandas as pd
 
 from atom.benchmarks.race_plan import DEFAULT_QUEUES
 from atom.benchmarks.race_rows import ProducerEdge
-from atom.config import AllocatorBackend, CopyProtocol, Front, Source
-from atom.device.interface import CopyPath
+from atom.config import AllocatorBackend, CopyPath, CopyProtocol, Front, Source
 from atom.evidence import Evidence
 from atom.workbook.records import Run
 from atom.workbook.statistics import (

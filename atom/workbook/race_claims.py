@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from atom.config import CopyProtocol, Front, Source
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol, Front, Source
 from atom.evidence import Evidence
 from atom.workbook.race_analysis import per_process, select, with_stale
 from atom.workbook.records import Run

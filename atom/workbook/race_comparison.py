@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from atom.benchmarks.race_plan import DEFAULT_QUEUES
-from atom.config import CopyProtocol
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol
 from atom.evidence import Evidence
 from atom.workbook.race_analysis import interval_text, label_of, per_process, select
 from atom.workbook.records import Run, load_published

@@ -14,8 +14,7 @@ from atom.benchmarks.race_model import (
     combinations,
     simulate,
 )
-from atom.config import CopyProtocol, Front, RaceSettings
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol, Front, RaceSettings
 from atom.workbook.race_analysis import per_process, queues_text, select
 from atom.workbook.race_comparison import published_cells
 from atom.workbook.records import Run

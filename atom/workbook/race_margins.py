@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from atom.benchmarks.race_plan import DEFAULT_QUEUES
-from atom.config import CopyProtocol, Front
-from atom.device.interface import CopyPath
+from atom.config import CopyPath, CopyProtocol, Front
 from atom.workbook.race_analysis import lateness, queues_text
 
 _PARTS = ["grid", "queues", "protocol", "front", "path"]

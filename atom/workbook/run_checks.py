@@ -13,8 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from atom.device.accelerator import machine_slug
-from atom.device.interface import DeviceKind
+from atom.machines import DeviceKind, machine_slug
 from atom.workbook.provenance import Provenance, redact, relevant_environment
 from atom.workbook.run_writer import RUN_FILE
 from atom.workbook.schemas import KEYS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,3 +211,10 @@ def test_a_rate_outside_its_interval_is_no_rate() -> None:
 def test_trials_of_few_processes_say_less() -> None:
     spread, even = Rate((20, 0), (20, 20)), Rate((10, 10), (20, 20))
     assert spread.interval[1] - spread.interval[0] > even.interval[1] - even.interval[0]
+
+
+def test_records_are_compared_and_checked_without_loading_torch() -> None:
+    modules = "atom.workbook.compare, atom.workbook.records_cli"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
