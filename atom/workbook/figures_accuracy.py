@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from atom.benchmarks.accuracy_settings import HOLD, UNPATCHED
 from atom.config import CopyProtocol
@@ -156,8 +157,10 @@ def _damage_panel(axes: Axes, found: AccuracySet) -> None:
                 label=f"{look.label}, {size:g} MiB",
             )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_ylim(-3, 103)
     axes.set_xlabel("steps with a store on other streams, %")
     axes.set_title(f"{found.kind}: {found.model}", fontsize=10)
     if sizes:
-        axes.legend(loc="center left", fontsize=8)
+        # above the panel: within it the legend would cover an interval
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), ncols=2, frameon=False, fontsize=8)
