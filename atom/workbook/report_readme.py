@@ -84,12 +84,13 @@ def key_figures(folder: Path, stem: str, result: Mapping[str, Any]) -> Iterator[
     Args:
         folder: report folder.
         stem: the notebook.
-        result: its result, which knows each figure's kind of evidence by its caption.
+        result: its result, which knows each figure's kind of evidence, in order.
     """
-    origins = {
-        one["caption"]: ", ".join(filter(None, (one["evidence"], one["source"])))
-        for one in result.get("figures", ())
-    }
+    # a simulated and a measured figure may share a caption: they come in the notebook's order
+    origins: dict[str, list[str]] = {}
+    for one in result.get("figures", ()):
+        origin = ", ".join(filter(None, (one["evidence"], one["source"])))
+        origins.setdefault(one["caption"], []).append(origin)
     found = [
         (output["data"]["image/png"], output.get("metadata", {}).get("image/png", {}).get("alt"))
         for cell in read_notebook(folder / f"{stem}.ipynb")["cells"]
@@ -102,7 +103,9 @@ def key_figures(folder: Path, stem: str, result: Mapping[str, Any]) -> Iterator[
             content = base64.b64decode("".join(encoded))
             name = f"{stem}-{position + 1}.png"
             words = caption or NOTEBOOKS[stem].title
-            yield Picture(stem, name, words, origins.get(words, ""), smaller(content))
+            earlier = sum(other == caption for _, other in found[:position])
+            origin = next(iter(origins.get(words, [])[earlier:]), "")
+            yield Picture(stem, name, words, origin, smaller(content))
 
 
 def smaller(content: bytes) -> bytes:

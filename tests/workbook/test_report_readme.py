@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -12,6 +13,7 @@ from sample_report import picture
 from test_site import write_report
 
 from atom.workbook.claims import load_claims
+from atom.workbook.notebooks import NOTEBOOKS
 from atom.workbook.report_manifest import load_manifest, source_sha256
 from atom.workbook.report_readme import key_figures, smaller
 from atom.workbook.site import build_site
@@ -66,6 +68,22 @@ def test_pictures_get_smaller_and_old_ones_go(folder: Path) -> None:
     old.write_bytes(b"old")
     build_site(folder, "ci")
     assert not old.exists()
+
+
+def test_figures_of_one_caption_keep_their_own_evidence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = nbformat.read(folder / f"{_STEM}.ipynb", as_version=4)
+    shown = next(o for o in notebook.cells[1].outputs if "image/png" in o.get("data", {}))
+    shown.metadata["image/png"] = {"alt": "one caption"}
+    notebook.cells[1].outputs = [shown, shown]
+    nbformat.write(notebook, folder / f"{_STEM}.ipynb")
+    two = replace(NOTEBOOKS[_STEM], key_figures=(0, 1))
+    monkeypatch.setitem(NOTEBOOKS, _STEM, two)
+    kinds = ("simulated", "measured")
+    figures = [{"caption": "one caption", "evidence": kind, "source": "x"} for kind in kinds]
+    pictures = key_figures(folder, _STEM, {"figures": figures})
+    assert [one.origin for one in pictures] == ["simulated, x", "measured, x"]
 
 
 def test_the_manifest_knows_a_source_from_its_executed_copy(folder: Path) -> None:
