@@ -36,6 +36,7 @@ class Checked:
         requests: of the profiling window, likewise.
         reach: least and largest share of hits with steps a tenth shorter or longer.
         apart: the hits' difference in requests of mean length.
+        asked: state images asked of the pool: measured, simulated; ``None`` without one.
     """
 
     point_id: str
@@ -45,6 +46,7 @@ class Checked:
     requests: tuple[int, int] = (0, 0)
     reach: tuple[float, float] | None = None
     apart: float | None = None
+    asked: tuple[int, int] | None = None
 
     def agrees(self, what: str) -> bool | None:
         """Whether ``hits``, ``failed`` or ``throughput`` differ by less than a tenth."""
@@ -178,6 +180,7 @@ def compare(
                 (row.requests or 0, model.requests),
                 (min(reach), max(reach)) if reach else None,
                 apart,
+                (lost + (row.states_loaded or 0), asked) if offload else None,
             )
         )
     return found

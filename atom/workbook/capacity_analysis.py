@@ -43,7 +43,8 @@ class CapacityRuns:
     Attributes:
         grid: the run whose grid of byte scales and device memories is largest; ``None`` if no run
             has one.
-        remedies: the run with most arms; ``None`` if no run has more than one.
+        remedies: the run with most arms at one place of the grid; ``None`` if no run has more than
+            one. Of equal runs, of the grid too, the one with the longest window counts.
         problems: runs that could not be used, and why.
     """
 
@@ -64,22 +65,44 @@ def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
         usable = [r for r in usable if r.provenance.settings.get("like") is None]
         grid = grid or max(
             (run for run in usable if _cells(run) >= 4),
-            key=lambda run: (_cells(run), run.provenance.run_id),
+            key=lambda run: (
+                _cells(run),
+                run.provenance.settings["duration_seconds"],
+                run.provenance.run_id,
+            ),
             default=None,
         )
+        compared = [run for run in usable if run.tables["points"]["arm"].nunique() > 1]
+        problems += [
+            f"{run.path}: several sizes or repeats: no comparison of remedies"
+            for run in compared
+            if not _in_one_place(run)
+        ]
         remedies = remedies or max(
-            (run for run in usable if run.tables["points"]["arm"].nunique() > 1),
-            key=lambda run: (run.tables["points"]["arm"].nunique(), run.provenance.run_id),
+            filter(_in_one_place, compared),
+            key=lambda run: (
+                run.tables["points"]["arm"].nunique(),
+                run.provenance.settings["duration_seconds"],
+                run.provenance.run_id,
+            ),
             default=None,
         )
     return CapacityRuns(grid, remedies, tuple(dict.fromkeys(problems)))
 
 
+#: where a simulation lies in the grid
+PLACE = ("byte_scale", "device_gb", "load_gb_per_second")
+
+
 def _cells(run: Run) -> int:
     rows = run.tables["points"]
-    axes = ("byte_scale", "device_gb", "load_gb_per_second")
-    places = [rows[axis].nunique() for axis in axes if axis in rows]
-    return math.prod(places) if len(places) == len(axes) and min(places) > 1 else 0
+    places = [rows[axis].nunique() for axis in PLACE if axis in rows]
+    return math.prod(places) if len(places) == len(PLACE) and min(places) > 1 else 0
+
+
+def _in_one_place(run: Run) -> bool:
+    rows = run.tables["points"]
+    return all(rows[name].nunique() <= 1 for name in (*PLACE, "repeat") if name in rows)
 
 
 def rows_of(run: Run) -> list[CapacityRow]:
@@ -212,15 +235,27 @@ def study_sentences(found: Study) -> list[str]:
         f"that it has not seen by {frozen.throughput:.0%} (rms), where two runs of one setup "
         f"differ by 8%, and their failures by {100 * (frozen.failed or 0):.1f} points in the mean."
     ]
-    for name, predicted in found.baselines.items():
-        other = found.errors(predicted, found.offload)
-        better = "smaller" if model.throughput < other.throughput else "larger"
-        better_failed = "smaller" if (model.failed or 0) < (other.failed or 0) else "larger"
+    said.append(_failures_sentence(found))
+    others = {name: found.errors(one, found.offload) for name, one in found.baselines.items()}
+    for what, ours, theirs, form in (
+        (
+            "throughput",
+            100 * model.throughput,
+            {name: 100 * one.throughput for name, one in others.items()},
+            "{:.0f}% (rms)",
+        ),
+        (
+            "failures",
+            100 * (model.failed or 0),
+            {name: 100 * (one.failed or 0) for name, one in others.items()},
+            "{:.1f} points",
+        ),
+    ):
+        name = min(theirs, key=lambda one: theirs[one])
+        better = "nearer than" if ours < theirs[name] else "no nearer than"
         said.append(
-            f"Left out in turn, the model's throughput error ({model.throughput:.0%}) is {better} "
-            f"than that of the {name} ({other.throughput:.0%}), and its failure error "
-            f"({100 * (model.failed or 0):.1f} points) {better_failed} "
-            f"({100 * (other.failed or 0):.1f})."
+            f"Each setup left out in turn, the model comes {better} the better baseline in {what}: "
+            f"{form.format(ours)} off, the {name} {form.format(theirs[name])}."
         )
     slower = [
         (found.predicted[one.setup].ttft_seconds or 0.0) / one.ttft_seconds
@@ -234,9 +269,15 @@ def study_sentences(found: Study) -> list[str]:
             "simulated, and sessions with subagents have several under way."
         )
     if found.fitted.at_edge:
+        place = (found.fitted.byte_scale, found.fitted.device_gb, found.fitted.load_gb_per_second)
+        edges = [
+            name
+            for name, at, axis in zip(_PLACE_WORDS, place, found.surface.axes, strict=True)
+            if math.isclose(at, axis[0]) or math.isclose(at, axis[-1])
+        ]
         said.append(
-            "A number of the frozen fit lies at the edge of the simulated grid: beyond it may fit "
-            "as well."
+            "Of the frozen fit's numbers these lie at the edge of the simulated grid: "
+            f"{', '.join(edges)}. What lies beyond may fit as well."
         )
     for one in found.unseen:
         ratio = found.predicted[one.setup].throughput / one.mean_throughput
@@ -248,16 +289,41 @@ def study_sentences(found: Study) -> list[str]:
     return said
 
 
+_PLACE_WORDS = ("the bytes", "the device's KV", "the rate of loads")
+
+
+def _failures_sentence(found: Study) -> str:
+    """How many unseen failure shares lie near the published, and whether their order holds."""
+    pairs = [(found.predicted[one.setup].failed or 0.0, one.middle_failed) for one in found.unseen]
+    near = sum(abs(got - wanted) <= max(0.25 * wanted, 0.02) for got, wanted in pairs)
+    listed = ", ".join(f"{got:.1%} for {wanted:.1%}" for got, wanted in pairs)
+    ordered = in_order({one.setup: found.predicted[one.setup].failed for one in found.offload})
+    return (
+        f"Of its {len(pairs)} unseen shares of failures {near or 'none'} lie within a quarter of "
+        f"the published or two points: {listed}. The four setups come out "
+        + ("in the published order." if ordered else "in another order than published.")
+    )
+
+
+def in_order(failed: Mapping[Setup, float | None]) -> bool:
+    """Whether shares rise from setup to setup as the published ones do."""
+    offload = sorted(observations()[1], key=lambda one: one.middle_failed)
+    shares = [failed.get(one.setup) or 0.0 for one in offload]
+    return shares == sorted(shares)
+
+
 def setup_text(setup: Setup) -> str:
     """Sessions and pool."""
     return setting_text(*setup)
 
 
-def _share_text(share: float | None) -> str:
+def share_text(share: float | None) -> str:
+    """Percent, or nothing."""
     return "" if share is None else f"{share:.1%}"
 
 
-def _range_text(one: Observation) -> str:
+def range_text(one: Observation) -> str:
+    """The published share of failures, or its range."""
     if one.failed is None:
         return ""
     low, high = one.failed
@@ -275,14 +341,14 @@ def predictions_table(found: Study) -> pd.DataFrame:
             "left out, tok/s": ""
             if one.setup not in found.left_out
             else f"{found.left_out[one.setup].throughput:,.0f}",
-            "published failures": _range_text(one),
-            "frozen fit's": _share_text(found.predicted[one.setup].failed),
+            "published failures": range_text(one),
+            "frozen fit's": share_text(found.predicted[one.setup].failed),
             "left out's": ""
             if one.setup not in found.left_out
-            else _share_text(found.left_out[one.setup].failed),
+            else share_text(found.left_out[one.setup].failed),
             "seen by the frozen fit": "throughput"
             if one.failed is None
-            else ("both" if one.setup == FITTED else "nothing"),
+            else ("throughput, failures" if one.setup == FITTED else "nothing"),
         }
         for one in [*found.bare, *found.offload]
     )
@@ -354,26 +420,6 @@ def singles_table(found: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def direct_table(found: Study, rows: Sequence[CapacityRow]) -> pd.DataFrame:
-    """The frozen fit between the grid's places, and simulated at its own place (to rounding)."""
-    own = {(row.concurrency, row.pool_gib): row for row in rows if row.arm == _BASE}
-    return pd.DataFrame(
-        {
-            "setup": setup_text(one.setup),
-            "interpolated, tok/s": f"{found.predicted[one.setup].throughput:,.0f}",
-            "simulated, tok/s": (
-                f"{own[one.setup].effective_total_throughput / found.fitted.slowness:,.0f}"
-            ),
-            "published, tok/s": f"{one.mean_throughput:,.0f}",
-            "interpolated failures": _share_text(found.predicted[one.setup].failed),
-            "simulated failures": _share_text(own[one.setup].state_failure_rate),
-            "published failures": _range_text(one),
-        }
-        for one in found.offload
-        if one.setup in own
-    )
-
-
 def latencies_table(found: Study) -> pd.DataFrame:
     """Latencies of the offload setups: published, and by the frozen fit."""
 
@@ -392,50 +438,4 @@ def latencies_table(found: Study) -> pd.DataFrame:
             "seen by the frozen fit": "ITL" if one.setup == FITTED else "nothing",
         }
         for one in found.offload
-    )
-
-
-def brackets_table() -> pd.DataFrame:
-    """Readings of the figure in brackets behind each pool, and what speaks for or against each."""
-    hours = load_published("agentx").dropna(subset=["cpu_pool_gib"])
-    pairs = sorted(
-        {
-            (int(row["concurrency_sessions"]), float(row["cpu_pool_gib"]), int(figure))
-            for row in hours.to_dict("records")
-            if not pd.isna(figure := row["state_figure_no_unit"])
-        }
-    )
-    _, offload = observations()
-    failed = {one.setup: one.middle_failed for one in offload}
-
-    def in_order(size: Any) -> bool:
-        ordered = sorted(pairs, key=lambda one: -size(*one))
-        shares = [failed[c, pool] for c, pool, _ in ordered]
-        return shares == sorted(shares)
-
-    slots = all(figure == 1 << (c - 1).bit_length() for c, _, figure in pairs)
-    return pd.DataFrame(
-        [
-            {
-                "reading": "nothing of the pool: pool per session counts",
-                "test": "failures rise as pool over sessions falls",
-                "fits": in_order(lambda c, pool, _: pool / c),
-            },
-            {
-                "reading": "GiB taken off the pool for states",
-                "test": "failures rise as the rest over sessions falls",
-                "fits": in_order(lambda c, pool, figure: (pool - figure) / c),
-            },
-            {
-                "reading": "GiB for states beside the pool",
-                "test": "failures rise as the figure over sessions falls",
-                "fits": in_order(lambda c, _, figure: figure / c)
-                and len({figure / c for c, _, figure in pairs}) == len(pairs),
-            },
-            {
-                "reading": "slots for requests: the next power of two above the sessions",
-                "test": "the figure equals it at every setup",
-                "fits": slots,
-            },
-        ]
     )

@@ -156,7 +156,17 @@ def like_rows(
 
 
 def _pair(values: tuple[float | None, float | None], form: str) -> str:
-    return " / ".join("" if value is None else format(value, form) for value in values)
+    return " / ".join("–" if value is None else format(value, form) for value in values)
+
+
+def _failed_of(one: Checked) -> str:
+    """How many state loads failed of how many, measured and simulated; nothing without a pool."""
+    if one.asked is None:
+        return ""
+    return " / ".join(
+        f"{round((share or 0.0) * asked)} of {asked}"
+        for share, asked in zip(one.failed, one.asked, strict=True)
+    )
 
 
 def _reason(one: Checked) -> str:
@@ -186,7 +196,7 @@ def checked_table(points: Sequence[Checked]) -> pd.DataFrame:
             "within 10%": words[one.agrees("hits")],
             "else": _reason(one),
             "requests": _pair(one.requests, "d"),
-            "state loads failed": _pair(one.failed, ".1%"),
+            "state loads failed": _failed_of(one),
             "tok/s": _pair(one.throughput, ",.0f"),
             "throughput within 10%": words[one.agrees("throughput")],
         }
@@ -210,6 +220,14 @@ def checked_sentences(points: Sequence[Checked]) -> list[str]:
     if reasons:
         parts = [f"{reasons.count(name)} {name}" for name in dict.fromkeys(reasons)]
         said.append(f"Of the {len(reasons)} points that differ in hits: {'; '.join(parts)}.")
+    lost = [one for one in points if one.agrees("failed") is False]
+    if lost:
+        said.append(
+            "Failed state loads differ, measured / simulated: "
+            + "; ".join(f"{one.point_id} {_failed_of(one)}" for one in lost)
+            + ". Where the model finds fewer prefixes, it also asks for fewer states."
+            * all(one.asked is not None and one.asked[1] < one.asked[0] for one in lost)
+        )
     if "at the cliff" in reasons:
         said.append(
             "At the cliff the caches hold just less than the sessions ask for, and which of two "

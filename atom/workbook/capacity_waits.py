@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,6 +67,94 @@ def waits_sentences(table: pd.DataFrame) -> list[str]:
             "young: a look-up when the request came."
         )
     return said
+
+
+def brackets_table() -> pd.DataFrame:
+    """Readings of the figure in brackets behind each pool, and what speaks for or against each."""
+    hours = load_published("agentx").dropna(subset=["cpu_pool_gib"])
+    pairs = sorted(
+        {
+            (int(row["concurrency_sessions"]), float(row["cpu_pool_gib"]), int(figure))
+            for row in hours.to_dict("records")
+            if not pd.isna(figure := row["state_figure_no_unit"])
+        }
+    )
+    _, offload = observations()
+    failed = {one.setup: one.middle_failed for one in offload}
+
+    def in_order(size: Any) -> bool:
+        ordered = sorted(pairs, key=lambda one: -size(*one))
+        shares = [failed[c, pool] for c, pool, _ in ordered]
+        return shares == sorted(shares)
+
+    slots = all(figure == 1 << (c - 1).bit_length() for c, _, figure in pairs)
+    return pd.DataFrame(
+        [
+            {
+                "reading": "nothing of the pool: pool per session counts",
+                "test": "failures rise as pool over sessions falls",
+                "fits": in_order(lambda c, pool, _: pool / c),
+            },
+            {
+                "reading": "GiB taken off the pool for states",
+                "test": "failures rise as the rest over sessions falls",
+                "fits": in_order(lambda c, pool, figure: (pool - figure) / c),
+            },
+            {
+                "reading": "GiB for states beside the pool",
+                "test": "failures rise as the figure over sessions falls",
+                "fits": in_order(lambda c, _, figure: figure / c)
+                and len({figure / c for c, _, figure in pairs}) == len(pairs),
+            },
+            {
+                "reading": "slots for requests: the least power of two that holds the sessions",
+                "test": "the figure equals it at every setup",
+                "fits": slots,
+            },
+        ]
+    )
+
+
+def shown_brackets(table: pd.DataFrame) -> pd.DataFrame:
+    """The readings with words in place of truth values."""
+    return table.assign(fits=table["fits"].map({True: "yes", False: "no"}))
+
+
+def shown_loads(loads: pd.DataFrame) -> pd.DataFrame:
+    """Failed state loads a setup, as a reader wants them.
+
+    Args:
+        loads: of :func:`atom.workbook.published_derived.state_loads_by_pool`.
+    """
+    return pd.DataFrame(
+        {
+            "setup": setup_text((int(row["concurrency_sessions"]), float(row["cpu_pool_gib"]))),
+            "pool of a session, GiB": f"{row['pool_per_session_gib']:.2f}",
+            "state loads failed": f"{row['failed_percent_low']:g}%"
+            if row["failed_percent_low"] == row["failed_percent_high"]
+            else f"{row['failed_percent_low']:g}% to {row['failed_percent_high']:g}%",
+            "printed as": "about" if row["approximate"] else "exact",
+            "figure in brackets": f"{row['state_figure_no_unit']:g}",
+            "pool less the figure, GiB a session": f"{row['pool_less_bracket_gib']:.2f}",
+        }
+        for row in loads.to_dict("records")
+    )
+
+
+def shown_waits(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of waits, rounded, with units."""
+    return pd.DataFrame(
+        {
+            "setup": setup_text((int(row["sessions"]), float(row["pool_gib"]))),
+            "a request a session each, s": f"{row['cycle_s']:.1f}",
+            "TTFT mean, s": f"{row['ttft_s']:.1f}",
+            "sessions that wait for a first token": f"{row['waiting']:.1f}",
+            "sessions that do not": f"{row['not_waiting']:.1f}",
+            "TTFT over pool, s/GiB": f"{row['wait_s_per_gib']:.3f}",
+            "state loads failed": f"{row['failed_percent']:.1f}%",
+        }
+        for row in table.to_dict("records")
+    )
 
 
 def slower_loads(found: Study, setup: Setup) -> list[tuple[float, Prediction]]:

@@ -69,7 +69,7 @@ def predictions_figure(found: Study) -> Figure:
                 "s",
                 BLUE,
                 "full",
-                f"simulated: fit on no offload and on c{FITTED[0]}, {FITTED[1]:g} GiB",
+                f"simulated: fit on no offload and on {FITTED[0]} sessions, {FITTED[1]:g} GiB",
             ),
             ("^", VERMILION, "full", "simulated: this setup left out of the fit"),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from atom.benchmarks.capacity_check import Checked
 from atom.benchmarks.capacity_points import CapacitySettings
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.workbook import capacity_analysis, capacity_claims, capacity_waits
+from atom.workbook import capacity_analysis, capacity_claims, capacity_measured, capacity_waits
 from atom.workbook.capacity_runs import SWEEP, record_capacity, result_text
 from atom.workbook.claims import load_claims
+from atom.workbook.published_derived import state_loads_by_pool
 from atom.workbook.records import check_folder
 from atom.workbook.verdicts import Verdict, judge
 
@@ -99,12 +102,24 @@ def test_the_study_predicts_what_it_has_not_seen_from_rows_that_hold_it() -> Non
     assert list(table["over published"]) == ["1.00"] * 7
     assert len(capacity_analysis.scores_table(found)) == 3
     assert len(capacity_analysis.singles_table(found)) == 4
-    direct = capacity_analysis.direct_table(found, [made_row(48, 224.0, state_pairs_failed=9)])
+    direct = capacity_claims.direct_table(found, [made_row(48, 224.0, state_pairs_failed=9)])
     assert list(direct["simulated, tok/s"]) == ["20,000"]
     assert list(direct["simulated failures"]) == ["9.0%"]
+    # a run at another place of the grid says nothing of the fit
+    elsewhere = [made_row(48, 224.0, byte_scale=2.0)]
+    assert capacity_claims.direct_table(found, elsewhere).empty
+    assert "not simulated at the place" in capacity_claims.direct_sentences(found, elsewhere)[0]
+    own = {one.setup: round(100 * one.middle_failed) for one in found.offload}
+    rows = [made_row(*setup, state_pairs_failed=failed) for setup, failed in own.items()]
+    assert "in the published order" in capacity_claims.direct_sentences(found, rows)[0]
+    rows[0] = made_row(*found.offload[0].setup, state_pairs_failed=90)
+    assert "another order" in capacity_claims.direct_sentences(found, rows)[0]
     latencies = capacity_analysis.latencies_table(found).set_index("setup")
     assert latencies.loc["32 sessions, 96 GiB"].iloc[0] == "76 / 76"
-    assert "does not fit" not in " ".join(capacity_analysis.study_sentences(found))
+    said = " ".join(capacity_analysis.study_sentences(found))
+    assert "does not fit" not in said
+    assert "3 lie within a quarter" in said
+    assert "at the edge of the simulated grid: the device's KV, the rate of loads." in said
 
 
 def test_a_study_says_where_it_does_not_fit() -> None:
@@ -116,6 +131,52 @@ def test_a_study_says_where_it_does_not_fit() -> None:
     assert "does not fit: 64 sessions" in " ".join(capacity_analysis.study_sentences(found))
     with pytest.raises(BadInput, match="no rows of the published setups"):
         capacity_analysis.study(made_run([row for row in rows if row.concurrency != 48]))
+
+
+def test_remedies_are_compared_in_one_place_of_the_grid_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made(name: str, seconds: float, **over: Any) -> Any:
+        run = made_run([*remedies(), *(row.model_copy(update=over) for row in remedies()[:1])])
+        run.provenance = SimpleNamespace(
+            exit_state="finished",
+            evidence=Evidence.SIMULATED,
+            settings={"duration_seconds": seconds},
+            run_id=name,
+        )
+        return run
+
+    runs = [made("a", 3600.0), made("b", 120.0), made("c", 3600.0, byte_scale=5.0)]
+    monkeypatch.setattr(capacity_analysis, "load_runs", lambda *_: (runs, []))
+    found = capacity_analysis.gather_runs(["data/runs"])
+    # the hour, not the newer two minutes, nor the run that mixes two sizes of bytes
+    assert found.remedies is runs[0]
+    assert ["several sizes" in one for one in found.problems] == [True]
+
+
+def test_tables_are_shown_as_a_reader_wants_them() -> None:
+    shown = pd.concat(
+        [
+            capacity_waits.shown_loads(state_loads_by_pool()),
+            capacity_waits.shown_waits(capacity_waits.waits_table()),
+            capacity_waits.shown_brackets(capacity_waits.brackets_table()),
+            capacity_claims.shown_advice(capacity_claims.recommendation(remedies())),
+        ]
+    )
+    text = shown.to_string(na_rep="")
+    assert "15% to 18%" in text
+    assert not re.search(r"None|True|False|\d\.\d{4}|_gib|_s\b", text)
+
+
+def test_failed_loads_are_counted_beside_each_other() -> None:
+    lost = Checked("a", (0.2, 0.15), (0.2, 0.0), (1.0, 1.0), apart=9.0, asked=(55, 30))
+    bare = Checked("b", (0.7, 0.7), (None, None), (1.0, 1.0))
+    table = capacity_measured.checked_table([lost, bare])
+    assert list(table["state loads failed"]) == ["11 of 55 / 0 of 30", ""]
+    said = capacity_measured.checked_sentences([lost, bare])
+    assert any("differ, measured / simulated: a 11 of 55 / 0 of 30" in one for one in said)
+    same = Checked("a", (0.2, 0.2), (0.2, 0.2), (1.0, 1.0), asked=(55, 55))
+    assert not any("differ, measured" in one for one in capacity_measured.checked_sentences([same]))
 
 
 def test_waits_order_the_failures_and_leave_few_sessions_to_serve() -> None:
@@ -148,7 +209,7 @@ def test_slower_loads_are_weighed_against_the_published_difference() -> None:
 
 
 def test_two_readings_of_the_bracketed_figure_fit() -> None:
-    table = capacity_analysis.brackets_table().set_index("reading")["fits"]
+    table = capacity_waits.brackets_table().set_index("reading")["fits"]
     assert list(table) == [True, False, False, True]
 
 
@@ -186,13 +247,22 @@ def test_the_advice_names_the_best_remedy_without_failures() -> None:
         for one in capacity_analysis.observations()[1]
     ]
     said = capacity_claims.advice_sentences(capacity_claims.recommendation([*remedies(), *better]))
-    assert "costs nothing: paired. At the worst setup 0%" in said[1]
+    assert "nothing in the model: paired. At the worst setup 0%" in said[1]
+    # what no figure counts is said of admission control, and of what rests on an inference
+    assert "held back" not in " ".join(said)
+    held = [
+        made_row(*one.setup, arm="admission-0.75", effective_total_throughput=50e3)
+        for one in capacity_analysis.observations()[1]
+    ]
+    table = capacity_claims.recommendation([*remedies(), *held])
+    assert "25% of the sessions are held back" in " ".join(capacity_claims.advice_sentences(table))
     slow = [
         row.model_copy(update={"effective_total_throughput": 30e3}) if row.arm == "paired" else row
         for row in remedies()
     ]
     said = capacity_claims.advice_sentences(capacity_claims.recommendation([*slow, *better]))
-    assert "costs nothing: late_lookup. At the worst setup 3% of the state loads" in said[1]
+    assert "nothing in the model: late_lookup. At the worst setup 3% of the state loads" in said[1]
+    assert "which is inferred" in said[1]
     assert "No simulated pool" in capacity_claims.pool_sentences(remedies())[0]
     clean = [row.model_copy(update={"state_pairs_failed": 0}) for row in remedies()]
     assert "224 GiB at 48 sessions (4.7 GiB each)" in capacity_claims.pool_sentences(clean)[0]
