@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,8 @@ from atom.workbook.provenance import Provenance
 from atom.workbook.tables import shown_path
 
 INTERRUPTED = 130
+#: after that long an interrupt that was swallowed strikes again
+_AGAIN_SECONDS = 0.05
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -90,10 +94,21 @@ def resume_text(command: str, path: Path) -> str:
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that a stopped job still seals what it has."""
+    """Treat SIGTERM as Ctrl-C, so that a stopped job still seals what it has.
+
+    Either one that strikes in a destructor, which swallows what is raised there, strikes again.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
+
+    def not_raised(missed: sys.UnraisableHookArgs) -> None:
+        if missed.exc_type is not KeyboardInterrupt:
+            hook(missed)
+            return
+        again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main, (signal.SIGTERM,))
+        again.daemon = True
+        again.start()
 
     try:
         previous = signal.signal(signal.SIGTERM, interrupt)
@@ -101,7 +116,9 @@ def terminated_like_interrupted() -> Iterator[None]:
         # not the main thread
         yield
         return
+    hook, sys.unraisablehook = sys.unraisablehook, not_raised
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, previous)

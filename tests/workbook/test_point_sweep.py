@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+import weakref
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +23,7 @@ from atom.errors import BadInput, DeviceError
 from atom.workbook.point_sweep import Measured, PointSweep
 from atom.workbook.records import check_folder, load_run
 from atom.workbook.run_writer import read_provenance
+from atom.workbook.sweep_control import terminated_like_interrupted
 from atom.workbook.sweeps import _POINT_SWEEPS
 
 #: options of a run of seconds, and an arm with its reference
@@ -235,3 +239,19 @@ def test_references_of_the_resumed_arms_run_again_without_a_row() -> None:
     models = greedy_equality.load_models(greedy, device)
     found = greedy_equality.measure_greedy_equality(device, models, greedy, {"no drafts"})
     assert [row.arm for row in found] == ["MTP-3"]
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    class Owner:
+        pass
+
+    def work() -> None:
+        owner = Owner()
+        reference = weakref.ref(owner, lambda _: signal.raise_signal(signal.SIGINT))
+        del owner
+        assert reference() is None
+        time.sleep(2)
+
+    with terminated_like_interrupted(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert capsys.readouterr().err == ""
