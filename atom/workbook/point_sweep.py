@@ -31,6 +31,7 @@ from atom.workbook.run_writer import RunWriter, read_provenance
 from atom.workbook.sweep_control import (
     INTERRUPTED,
     SweepInterrupted,
+    began_with_ctrl_c,
     name_what_spoils,
     refuse_no_accelerator,
     refuse_other_device,
@@ -319,6 +320,9 @@ def record_points(
         progress.note(f"{over}; go on with: {resume_text(sweep.command, writer.path)}")
         return load_run(writer.path)
     except BaseException as error:
+        if began_with_ctrl_c(error):
+            writer.finish("interrupted", "interrupted by the user")
+            raise SweepInterrupted(writer.path) from error
         # a disk that is full is one, and takes no more of this either: then it counts as killed
         with suppress(OSError):
             writer.finish("failed", f"{type(error).__name__}: {error}")

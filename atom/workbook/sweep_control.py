@@ -92,6 +92,13 @@ def resume_text(command: str, path: Path) -> str:
     return f"python -m atom sweep {command} --resume {shown_path(path)}"
 
 
+def began_with_ctrl_c(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is what an error came from, e.g. that of an engine closed in mid-step."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C, so that a stopped job still seals what it has.

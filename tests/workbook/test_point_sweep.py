@@ -105,6 +105,17 @@ def test_it_goes_on_where_ctrl_c_stopped_it(
     assert "finished" in capsys.readouterr().err
 
 
+def test_ctrl_c_is_no_failure_of_an_engine_that_closes_in_mid_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = DeviceError("step 36 was neither launched nor discarded")
+    error.__context__ = KeyboardInterrupt()
+    stop_behind(monkeypatch, "lifetime", 1, error)
+    options = ["--device", "virtual", "--out", str(tmp_path), *SMALL["lifetime"]]
+    assert main(["sweep", "lifetime", *options]) == 130
+    assert "interrupted; finished points are kept" in capsys.readouterr().err
+
+
 def test_a_failure_keeps_what_was_finished_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
