@@ -5,6 +5,7 @@ from __future__ import annotations
 from atom.benchmarks.capacity_points import (
     CapacitySettings,
     build_points,
+    check_fits,
     read_sessions,
     run_point,
 )
@@ -40,9 +41,14 @@ def panel_settings(settings: OffloadCapacitySettings) -> CapacitySettings:
 
 
 def curve_rows(panel: CapacitySettings, progress: SweepProgress | None = None) -> list[CapacityRow]:
-    """Every pool under every remedy."""
+    """Every pool under every remedy.
+
+    Raises:
+        BadInput: the device holds no request as long as the longest.
+    """
     progress = progress or notebook_progress()
     points, sessions = build_points(panel), read_sessions(panel)
+    check_fits(panel, points, sessions)
     progress.start(len(points), _POINT_SECONDS * len(points))
     rows = []
     for point in points:

@@ -14,9 +14,16 @@ import pytest
 from atom.benchmarks.capacity_check import Checked
 from atom.benchmarks.capacity_points import CapacitySettings
 from atom.benchmarks.capacity_rows import CapacityRow
+from atom.config import OffloadCapacitySettings
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.workbook import capacity_analysis, capacity_claims, capacity_measured, capacity_waits
+from atom.workbook import (
+    capacity_analysis,
+    capacity_claims,
+    capacity_measured,
+    capacity_waits,
+    capacity_what_if,
+)
 from atom.workbook.capacity_runs import SWEEP, record_capacity, result_text
 from atom.workbook.claims import load_claims
 from atom.workbook.published_derived import state_loads_by_pool
@@ -292,6 +299,15 @@ def test_a_sweep_is_recorded_and_resumed(tmp_path: Path) -> None:
     again = record_capacity(settings, tmp_path)
     first, second = run.tables["points"], again.tables["points"]
     pd.testing.assert_frame_equal(first, second)
+
+
+def test_a_panel_that_cannot_run_is_refused() -> None:
+    for given in ({"pool_gib": [0.0]}, {"pool_gib": [-3.0]}, {"pool_gib": []}):
+        with pytest.raises(BadInput, match="pool_gib"):
+            OffloadCapacitySettings.parse(given)
+    small = OffloadCapacitySettings.parse({"device_gb": 0.001, "concurrency": 2})
+    with pytest.raises(BadInput, match="give the device more"):
+        capacity_what_if.curve_rows(capacity_what_if.panel_settings(small))
 
 
 def test_an_accelerator_is_refused() -> None:
