@@ -421,9 +421,7 @@ class OffloadCapacitySettings(NotebookSettings):
     concurrency: int = Field(16, ge=1, le=1024)
     """Live sessions of the panel."""
 
-    pool_gib: tuple[Annotated[float, Field(ge=0.001, le=1_000_000)], ...] = Field(
-        (48.0, 60.0, 80.0), min_length=1
-    )
+    pool_gib: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = Field((48, 60, 80), min_length=1)
     """Its pools in GiB; one more point has none."""
 
     remedies: Names = ("shared_lru", "paired")

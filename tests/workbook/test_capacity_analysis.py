@@ -302,9 +302,9 @@ def test_a_sweep_is_recorded_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_panel_that_cannot_run_is_refused() -> None:
-    for given in ({"pool_gib": [0.0]}, {"pool_gib": [-3.0]}, {"pool_gib": []}):
+    for pool in (0.0, -3.0):
         with pytest.raises(BadInput, match="pool_gib"):
-            OffloadCapacitySettings.parse(given)
+            OffloadCapacitySettings.parse({"pool_gib": [pool]})
     small = OffloadCapacitySettings.parse({"device_gb": 0.001, "concurrency": 2})
     with pytest.raises(BadInput, match="give the device more"):
         capacity_what_if.curve_rows(capacity_what_if.panel_settings(small))
