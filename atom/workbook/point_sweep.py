@@ -312,7 +312,9 @@ def record_points(
                 writer.write_point(record_id, tables)
                 progress.advance(1)
     except KeyboardInterrupt:
-        writer.finish("interrupted", "interrupted by the user")
+        # a second Ctrl-C leaves the record unsealed, which can be resumed as well
+        with suppress(KeyboardInterrupt):
+            writer.finish("interrupted", "interrupted by the user")
         raise SweepInterrupted(writer.path) from None
     except SweepOver as over:
         writer.add_fact("stopped_early", "not_run", over.reasons)
@@ -364,7 +366,9 @@ def run_sweep(
             progress = TerminalProgress(name=sweep.command, unit="points")
             run = record_points(sweep, settings, arguments.out, progress, arguments.resume)
     except KeyboardInterrupt as interrupt:
-        stop = interrupt if isinstance(interrupt, SweepInterrupted) else SweepInterrupted(None)
+        earlier = interrupt.__context__
+        known = [one for one in (interrupt, earlier) if isinstance(one, SweepInterrupted)]
+        stop = known[0] if known else SweepInterrupted(None)
         if stop.path is None:
             print("interrupted before anything was recorded", file=sys.stderr)
         else:

@@ -22,8 +22,9 @@ from atom.config import DeviceChoice
 from atom.errors import BadInput, DeviceError
 from atom.workbook.point_sweep import Measured, PointSweep
 from atom.workbook.records import check_folder, load_run
-from atom.workbook.run_writer import read_provenance
+from atom.workbook.run_writer import RunWriter, read_provenance
 from atom.workbook.sweep_control import terminated_like_interrupted
+from atom.workbook.sweep_progress import TerminalProgress
 from atom.workbook.sweeps import _POINT_SWEEPS
 
 #: options of a run of seconds, and an arm with its reference
@@ -111,6 +112,20 @@ def test_ctrl_c_is_no_failure_of_an_engine_that_closes_in_mid_step(
     error = DeviceError("step 36 was neither launched nor discarded")
     error.__context__ = KeyboardInterrupt()
     stop_behind(monkeypatch, "lifetime", 1, error)
+    options = ["--device", "virtual", "--out", str(tmp_path), *SMALL["lifetime"]]
+    assert main(["sweep", "lifetime", *options]) == 130
+    assert "interrupted; finished points are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["finish", "stop"])
+def test_a_second_ctrl_c_hides_nothing_that_was_recorded(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def again(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stop_behind(monkeypatch, "lifetime", 1, KeyboardInterrupt())
+    monkeypatch.setattr(RunWriter if place == "finish" else TerminalProgress, place, again)
     options = ["--device", "virtual", "--out", str(tmp_path), *SMALL["lifetime"]]
     assert main(["sweep", "lifetime", *options]) == 130
     assert "interrupted; finished points are kept" in capsys.readouterr().err
