@@ -202,7 +202,7 @@ def test_a_filtered_view_can_be_linked(
 
 
 def test_an_unknown_filter_shows_everything(browser: Browser, sample: Path) -> None:
-    browser.open(sample / "index.html", "?notebook=99&nothing=1#claim-none-01")
+    browser.open(sample / "index.html", "?notebook=99&verdict=none&nothing=1#claim-none-01")
     assert browser.complaints == []
     assert browser.value(f"{_SHOWN}.length") == browser.value(
         "document.querySelectorAll('.ledger tbody tr').length"

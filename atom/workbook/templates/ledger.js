@@ -14,7 +14,9 @@
   const read = () => {
     const state = new URLSearchParams(location.search);
     verdicts.clear();
-    for (const verdict of state.getAll("verdict")) verdicts.add(verdict);
+    // an unknown verdict in an address filters nothing, like any other unknown value
+    const known = new Set(buttons.map((button) => button.dataset.verdict));
+    for (const verdict of state.getAll("verdict")) if (known.has(verdict)) verdicts.add(verdict);
     for (const select of selects) {
       select.value = state.get(select.name) || "";
       if (select.selectedIndex < 0) select.value = "";
