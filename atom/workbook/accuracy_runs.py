@@ -72,7 +72,15 @@ QUICK: dict[str, Any] = {
     "twin": False,
     "pressure": [[8, 16]],
 }
-QUICK_ACCELERATOR: dict[str, Any] = {"items": 128, "pressure": [[64, 1]]}
+#: a minute: the reference, and both protocols under the strongest pressure
+QUICK_ACCELERATOR: dict[str, Any] = {
+    "items": 128,
+    "protocol": ["hold", "unpatched"],
+    "offload": False,
+    "twin": False,
+    "pressure": [[64, 1]],
+    "only": ["hold/no-pool/plain", "*-every-1"],
+}
 #: items of the virtual device, whose answers are computed on a CPU
 VIRTUAL: dict[str, Any] = {"items": 48, "max_tokens": 48, "concurrency": 16}
 #: of a point's start: process and libraries, weights, graphs

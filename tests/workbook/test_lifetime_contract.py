@@ -41,7 +41,7 @@ def test_hold_keeps_each_source_until_its_event_was_seen() -> None:
     assert by_path["spec_status"].released_in[-1] == "D2HQueue._release_oldest"
     assert by_path["ell_slot"].released_in[-1] == "EllRing._ell_stage"
     assert by_path["logprobs"].lives_in == "TokenIDProcessor.cpu_tensor_handle[0].source[1]"
-    assert by_path["sampled_ids"].released_in == ("return of TokenIDProcessor.recv_async_output",)
+    assert by_path["sampled_ids"].released_in == ("TokenIDProcessor.recv_async_output",)
 
 
 @pytest.mark.parametrize("protocol", [CopyProtocol.UNPATCHED, CopyProtocol.RECORD_STREAM])
