@@ -334,8 +334,8 @@ def record_points(
         )
         raise
     finally:
-        measured.close()
         progress.stop()
+        measured.close()
     writer.finish("finished")
     return load_run(writer.path)
 

@@ -185,19 +185,21 @@ def check_folder(path: str | Path, progress: SweepProgress | None = None) -> lis
     seen: dict[str, Path] = {}
     sizes = [sum(file.lstat().st_size for file in run.glob("*.csv")) // 1024 for run in paths]
     progress.start(sum(sizes), sum(sizes) / _KIB_A_SECOND)
-    for run_path, size in zip(paths, sizes, strict=True):
-        try:
-            run = load_run(run_path)
-        except BadInput as error:
-            problems.append(str(error))
-            continue
-        finally:
-            progress.advance(size)
-        provenance = run.provenance
-        problems += manners(run_path, provenance, run.tables)
-        if provenance.run_id in seen:
-            other = shown_path(seen[provenance.run_id])
-            problems.append(f"{shown_path(run_path)}: the same run as {other}")
-        seen.setdefault(provenance.run_id, run_path)
-    progress.stop()
+    try:
+        for run_path, size in zip(paths, sizes, strict=True):
+            try:
+                run = load_run(run_path)
+            except BadInput as error:
+                problems.append(str(error))
+                continue
+            finally:
+                progress.advance(size)
+            provenance = run.provenance
+            problems += manners(run_path, provenance, run.tables)
+            if provenance.run_id in seen:
+                other = shown_path(seen[provenance.run_id])
+                problems.append(f"{shown_path(run_path)}: the same run as {other}")
+            seen.setdefault(provenance.run_id, run_path)
+    finally:
+        progress.stop()
     return problems
