@@ -14,7 +14,7 @@
 
 PROFILE ?= ci
 TORCH_INDEX ?=
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 BIN := .venv/bin
 
 # from the command line alone: containers set a variable ENV for their shells

@@ -302,10 +302,10 @@ def record_points(
         writer = RunWriter.resume(resume, plain)
     left = [point for point in points if not writer.has(point.record_id)]
     seconds = sum(point.seconds for point in left)
+    measured = sweep.measure(settings, device, ready, frozenset(writer.points))
     progress.start(len(left), seconds / sweep.side_by_side(settings))
     if len(left) < len(points):
         progress.note(f"{len(points) - len(left)} of {len(points)} points are recorded already")
-    measured = sweep.measure(settings, device, ready, frozenset(writer.points))
     try:
         if left:
             for record_id, tables in measured:

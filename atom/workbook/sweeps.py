@@ -171,8 +171,8 @@ def sweep_race(
             writer.finish("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
-        events.close()  # type: ignore[attr-defined]
         progress.stop()
+        events.close()  # type: ignore[attr-defined]
     if writer is None:
         raise DeviceError("no worker process reached the device:\n" + "\n".join(failures))
     if failures:

@@ -37,7 +37,7 @@ def test_the_program_runs_and_both_ways_give_the_same(capsys: pytest.CaptureFixt
 
 def test_its_sweeps_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     sweeps = [command for command in commands() if command[0] == "sweep"]
-    assert len(sweeps) == 2
+    assert len(sweeps) == 3
     for command in sweeps:
         assert main([*command, "--dry-run"]) == 0
     assert "points on the virtual device" in capsys.readouterr().out
