@@ -13,15 +13,10 @@ ends itself when that closes. Exit codes: 0 fine, else see ``throughput_process`
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,8 +37,8 @@ from atom.benchmarks.accuracy_settings import (
     engine_settings,
 )
 from atom.benchmarks.gsm8k_task import TaskItem, hash_of, prompts_of_test
-from atom.benchmarks.throughput_point import first_line, is_out_of_memory
-from atom.benchmarks.throughput_process import DIED, OUT_OF_MEMORY, START_FAILED, prepare_for_end
+from atom.benchmarks.throughput_point import EXIT_CODES, first_line, is_out_of_memory
+from atom.benchmarks.throughput_process import Tell, read_job, run_and_leave
 from atom.benchmarks.throughput_rows import Outcome
 from atom.config import DeviceChoice
 from atom.device import Device, open_device
@@ -57,13 +52,6 @@ from atom.transfer.copy_protocol import UnpatchedWarning
 _LOGGER = logging.getLogger(__name__)
 _TELL_SECONDS = 0.5
 _STOP_SECONDS = 30.0
-_EXIT_CODES = {
-    Outcome.OK: 0,
-    Outcome.CRASH: DIED,
-    Outcome.HANG: DIED,
-    Outcome.OUT_OF_MEMORY: OUT_OF_MEMORY,
-    Outcome.START_FAILED: START_FAILED,
-}
 #: counters of an engine by name of ``AccuracyRow``
 _COUNTERS = {
     "impossible_statuses": "impossible_statuses",
@@ -78,7 +66,6 @@ _COUNTERS = {
 _POOL_COUNTERS = {"stored_bytes": "offload_stored_bytes", "loaded_bytes": "offload_loaded_bytes"}
 
 #: takes fields of ``AccuracyRow``, and the rows of the other tables
-Tell = Callable[[dict[str, Any]], None]
 #: items and their chats
 Task = tuple[Sequence[TaskItem], Sequence[Sequence[dict[str, str]]]]
 
@@ -319,15 +306,8 @@ def task_hash(task: Task) -> str:
 # -- a process of its own
 def main() -> int:
     """Run the job that standard input describes. Returns the exit code."""
-    job = json.loads(sys.stdin.readline())
-    prepare_for_end()
+    job, tell = read_job()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    path = Path(job["told"])
-
-    def tell(values: dict[str, Any]) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-
     settings = AccuracySettings.parse(job["settings"], where="sweep accuracy")
     point = next(p for p in build_points(settings) if p.point_id == job["point_id"])
     outcome = run_point(
@@ -338,15 +318,8 @@ def main() -> int:
         began=job["began"],
         reference=job.get("reference"),
     )
-    return _EXIT_CODES[outcome]
+    return EXIT_CODES[outcome]
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except BaseException:
-        traceback.print_exc()
-        code = START_FAILED
-    sys.stderr.flush()
-    # tensors of a broken context raise while they are torn down: leave without teardown
-    os._exit(code)
+    run_and_leave(main)

@@ -7,17 +7,13 @@ pinned memory is the device's own buffer pair a direction.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
-import traceback
 from collections import deque
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from atom.benchmarks.colocation_settings import Neighbour
-from atom.benchmarks.throughput_process import START_FAILED, pass_gate, prepare_for_end
+from atom.benchmarks.throughput_process import pass_gate, read_job, run_and_leave
 from atom.config import DeviceChoice
 from atom.device import Device, open_device
 from atom.device.interface import Event, Stream
@@ -77,16 +73,9 @@ class Work:
         }
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Work as the job says until somebody ends this process."""
-    job = json.loads(sys.stdin.readline())
-    prepare_for_end()
-    told = Path(job["told"])
-
-    def tell(values: dict[str, Any]) -> None:
-        with told.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-
+    job, tell = read_job()
     choice = DeviceChoice(job["device"])
     device = open_device(choice, profile=job["device_profile"])
     kind = Neighbour(job["neighbour"])
@@ -108,10 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    # nothing but a failure ends the work
-    os._exit(START_FAILED)
+    run_and_leave(main)

@@ -13,15 +13,11 @@ ends itself when that closes. Exit codes: 0 fine, else see ``throughput_process`
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-import os
 import platform
 import resource
-import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -54,8 +50,10 @@ from atom.benchmarks.throughput_process import (
     LOAD_FAILED,
     OUT_OF_MEMORY,
     START_FAILED,
+    Tell,
     pass_gate,
-    prepare_for_end,
+    read_job,
+    run_and_leave,
 )
 from atom.benchmarks.throughput_rows import Outcome
 from atom.benchmarks.throughput_settings import (
@@ -76,7 +74,7 @@ from atom.transfer.copy_protocol import UnpatchedWarning
 _LOGGER = logging.getLogger(__name__)
 _TELL_SECONDS = 0.5
 _STOP_SECONDS = 30.0
-_EXIT_CODES = {
+EXIT_CODES = {
     Outcome.OK: 0,
     Outcome.CRASH: DIED,
     Outcome.HANG: DIED,
@@ -85,9 +83,6 @@ _EXIT_CODES = {
     Outcome.LOAD_FAILED: LOAD_FAILED,
     Outcome.GUARD_ERROR: GUARD_ERROR,
 }
-
-#: takes fields of ``ThroughputRow``, and the rows of the other tables
-Tell = Callable[[dict[str, Any]], None]
 
 
 def read_sessions(settings: ThroughputSettings) -> Traces:
@@ -368,15 +363,8 @@ def describe(settings: ThroughputSettings) -> dict[str, Any]:
 # -- a process of its own
 def main() -> int:
     """Run the job that standard input describes. Returns the exit code."""
-    job = json.loads(sys.stdin.readline())
-    prepare_for_end()
+    job, tell = read_job()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    path = Path(job["told"])
-
-    def tell(values: dict[str, Any]) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-
     settings = ThroughputSettings.parse(job["settings"], where="sweep throughput")
     if job.get("describe"):
         tell(describe(settings))
@@ -389,15 +377,8 @@ def main() -> int:
         outcome = run_server_point(settings, point, tell, began=job["began"], log=log)
     else:
         outcome = run_point(settings, point, tell, began=job["began"], gate=partial(pass_gate, job))
-    return _EXIT_CODES[outcome]
+    return EXIT_CODES[outcome]
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except BaseException:
-        traceback.print_exc()
-        code = START_FAILED
-    sys.stderr.flush()
-    # tensors of a broken context raise while they are torn down: leave without teardown
-    os._exit(code)
+    run_and_leave(main)

@@ -18,9 +18,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 COMMAND = (sys.executable, "-m", "atom.benchmarks.throughput_point")
 #: exit codes of a point's process beside 0
@@ -39,6 +40,8 @@ LOAD = "load"
 _TAIL_BYTES = 20_000
 #: which of them names the one GPU of a point
 _GPU_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+#: takes what a point's process knows, by name
+Tell = Callable[[dict[str, Any]], None]
 #: points that run in this process's children, with the sweep that each belongs to
 _RUNNING: dict[subprocess.Popen[bytes], str] = {}
 
@@ -131,6 +134,31 @@ def end_all(sweep: str) -> None:
     for process, owner in list(_RUNNING.items()):
         if owner == sweep:
             _end(process)
+
+
+def read_job() -> tuple[dict[str, Any], Tell]:
+    """In a point's process: the job from standard input, and what tells of it from now on."""
+    job = json.loads(sys.stdin.readline())
+    prepare_for_end()
+    path = Path(job["told"])
+
+    def tell(values: dict[str, Any]) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    return job, tell
+
+
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """In a point's process: all that it does. ``main`` returns the exit code."""
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+        code = START_FAILED
+    sys.stderr.flush()
+    # tensors of a broken context raise while they are torn down: leave without teardown
+    os._exit(code)
 
 
 def pass_gate(job: dict[str, Any]) -> None:

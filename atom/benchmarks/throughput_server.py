@@ -36,7 +36,6 @@ from atom.benchmarks.server_process import Server, ServerFailed
 from atom.benchmarks.server_template import ServerTemplate
 from atom.benchmarks.session_model import Traces
 from atom.benchmarks.throughput_point import (
-    Tell,
     first_line,
     load_fields,
     load_outcome,
@@ -44,6 +43,7 @@ from atom.benchmarks.throughput_point import (
     read_sessions,
     request_rows,
 )
+from atom.benchmarks.throughput_process import Tell
 from atom.benchmarks.throughput_rows import Outcome
 from atom.benchmarks.throughput_settings import ThroughputPoint, ThroughputSettings
 

@@ -35,7 +35,6 @@ from atom.benchmarks.gsm8k_task import prompts_of_test
 from atom.benchmarks.lm_eval_client import refuse_no_lm_eval
 from atom.benchmarks.load_http import checked_url, key_of
 from atom.benchmarks.seeded_model import SEEDED, make_seeded_model, shipped_model
-from atom.benchmarks.throughput_process import run_point
 from atom.config import DeviceChoice
 from atom.device import Device
 from atom.errors import BadInput
@@ -45,10 +44,10 @@ from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, SweepO
 from atom.workbook.provenance import redact
 from atom.workbook.records import Run
 from atom.workbook.sweep_progress import SweepProgress
-from atom.workbook.throughput_dask import Lost, local_cluster, refuse_no_dask, run_jobs
+from atom.workbook.throughput_dask import Lost, refuse_no_dask, run_on_host
 from atom.workbook.throughput_remote import Elsewhere, server_properties
 from atom.workbook.throughput_results import outcome_of
-from atom.workbook.throughput_runs import environments
+from atom.workbook.throughput_runs import environments, new_logs
 
 #: what an accelerator takes where a value is not given: all items of the model that is shipped,
 #: answers of any length that the task allows, prefixes that leave the device, and a pool that holds
@@ -140,8 +139,7 @@ class AccuracySweep(PointSweep[AccuracySettings]):
         self, arguments: argparse.Namespace, present: DeviceChoice | None = None
     ) -> AccuracySettings:
         """See :class:`PointSweep`. A resumed run is told again what no record has."""
-        stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
-        logs = str(Path(arguments.out) / ".logs" / stamp)
+        logs = new_logs(arguments.out)
         if arguments.resume is None:
             settings = super().settings_from(arguments, present)
             return settings.model_copy(update={"logs": settings.logs or logs})
@@ -221,13 +219,7 @@ class AccuracySweep(PointSweep[AccuracySettings]):
         self, settings: AccuracySettings, queue: _Queue
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Lost]]:
         command = self.process or point_command()
-        if len(settings.gpus) > 1:
-            with local_cluster(environments(settings)) as client:
-                yield from run_jobs(client, queue.next, queue.sweep, command)
-        else:
-            for environment in environments(settings)[:1]:
-                while (job := queue.next()) is not None:
-                    yield job, run_point({**job, "environment": environment}, command)
+        return run_on_host(environments(settings), queue.next, queue.sweep, command)
 
     def text(self, run: Run) -> str:
         """See :class:`PointSweep`."""

@@ -135,6 +135,29 @@ def run_here(job: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
     return {**run_point(job, command), "worker": str(get_worker().name)}
 
 
+def run_on_host(
+    environments: Sequence[Mapping[str, str]],
+    next_job: Callable[[], dict[str, Any] | None],
+    sweep: str,
+    command: Sequence[str] = COMMAND,
+) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Lost]]:
+    """Run jobs on this host: one a GPU side by side, or one after the other.
+
+    Args:
+        environments: variables of each GPU's processes; a single one needs no cluster.
+        next_job: see :func:`run_jobs`, as is what else there is.
+        sweep: identity of this sweep.
+        command: starts a point's process.
+    """
+    if len(environments) > 1:
+        with local_cluster(environments) as client:
+            yield from run_jobs(client, next_job, sweep, command)
+        return
+    (environment,) = environments
+    while (job := next_job()) is not None:
+        yield job, run_point({**job, "environment": environment}, command)
+
+
 def run_jobs(
     client: Client,
     next_job: Callable[[], dict[str, Any] | None],

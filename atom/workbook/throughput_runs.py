@@ -16,7 +16,7 @@ from atom.benchmarks.accuracy_settings import AccuracySettings
 from atom.benchmarks.agentic_sessions import Traces
 from atom.benchmarks.server_settings import UNRECORDED
 from atom.benchmarks.throughput_point import read_sessions
-from atom.benchmarks.throughput_process import COMMAND, run_point
+from atom.benchmarks.throughput_process import COMMAND
 from atom.benchmarks.throughput_rows import EXPERIMENT
 from atom.benchmarks.throughput_settings import Special, ThroughputSettings, build_points
 from atom.config import DeviceChoice
@@ -34,9 +34,9 @@ from atom.workbook.sweep_progress import SweepProgress
 from atom.workbook.throughput_dask import (
     Lost,
     connected,
-    local_cluster,
     refuse_no_dask,
     run_jobs,
+    run_on_host,
     visible,
 )
 from atom.workbook.throughput_queue import Queue, estimate_seconds
@@ -132,9 +132,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         self, arguments: argparse.Namespace, present: DeviceChoice | None = None
     ) -> ThroughputSettings:
         """See :class:`PointSweep`. A resumed run may go on elsewhere, and with its traces moved."""
-        # two sweeps that start together read no log of each other's servers
-        stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
-        logs = str(Path(arguments.out) / ".logs" / stamp)
+        logs = new_logs(arguments.out)
         if arguments.resume is None:
             settings = super().settings_from(arguments, present)
             return settings.model_copy(update={"logs": settings.logs or logs})
@@ -259,13 +257,8 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         if settings.scheduler is not None:
             with connected(settings.scheduler) as client:
                 yield from run_jobs(client, queue.next, sweep, self.process)
-        elif len(settings.gpus) > 1:
-            with local_cluster(environments(settings)) as client:
-                yield from run_jobs(client, queue.next, sweep, self.process)
         else:
-            for environment in environments(settings)[:1]:
-                while (job := queue.next()) is not None:
-                    yield job, run_point({**job, "environment": environment}, self.process)
+            yield from run_on_host(environments(settings), queue.next, sweep, self.process)
 
     def text(self, run: Run) -> str:
         """See :class:`PointSweep`."""
@@ -274,6 +267,15 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
     def unexpected(self, run: Run) -> list[str]:
         """See :class:`PointSweep`."""
         return unexpected(run.tables["points"])
+
+
+def new_logs(root: str | Path) -> str:
+    """Folder for the logs of a sweep's points below where its runs go.
+
+    Two sweeps that start together get one each: none reads a log of the other's servers.
+    """
+    stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
+    return str(Path(root) / ".logs" / stamp)
 
 
 def environments(settings: ThroughputSettings | AccuracySettings) -> list[Mapping[str, str]]:
