@@ -172,9 +172,16 @@ def goals(summaries: list[ArmSpeed], samples: pd.DataFrame) -> list[Goal]:
                 name = "decode rate, MTP forced with replay over no MTP"
                 wanted.append((name, replay.over_ours, 1.6, True))
         for name, value, bound, at_least in wanted:
-            outcome = SIMULATED if simulated else _outcome(value, bound, at_least)
-            found.append(Goal(name, point_id, value, bound, at_least, outcome))
+            found.append(judged(name, point_id, value, bound, at_least, simulated))
     return found
+
+
+def judged(
+    name: str, point_id: str, value: Ratio | None, bound: float, at_least: bool, simulated: bool
+) -> Goal:
+    """A goal with its outcome; see :class:`Goal`."""
+    outcome = SIMULATED if simulated else _outcome(value, bound, at_least)
+    return Goal(name, point_id, value, bound, at_least, outcome)
 
 
 def _outcome(value: Ratio | None, bound: float, at_least: bool) -> str:

@@ -16,7 +16,7 @@ from atom.benchmarks.protocol_cost_rows import (
     Loop,
     Pressure,
 )
-from atom.workbook.engine_speed_analysis import MET, MISSED, OPEN, SIMULATED, Goal, Ratio
+from atom.workbook.engine_speed_analysis import Goal, Ratio, judged
 from atom.workbook.statistics import bootstrap_ratio
 
 #: goals: share of step time, microseconds of host time, and times cheaper than the plain send
@@ -250,15 +250,5 @@ def cost_goals(summaries: Sequence[ArmCost]) -> list[Goal]:
             if zero is not None:
                 wanted.append(("send of zero_copy, us", zero.send_interval, ZERO_COPY_US, False))
         for name, value, bound, at_least in wanted:
-            outcome = SIMULATED if hold.simulated else _outcome(value, bound, at_least)
-            found.append(Goal(name, point_id, value, bound, at_least, outcome))
+            found.append(judged(name, point_id, value, bound, at_least, hold.simulated))
     return found
-
-
-def _outcome(value: Ratio | None, bound: float, at_least: bool) -> str:
-    if value is None:
-        return OPEN
-    _, low, high = value
-    within = low >= bound if at_least else high <= bound
-    outside = high < bound if at_least else low > bound
-    return MET if within else MISSED if outside else OPEN
