@@ -23,6 +23,7 @@ from atom.workbook.figures import (
     PURPLE,
     VERMILION,
 )
+from atom.workbook.figures_throughput_rows import name_lines, place_ratio
 
 _LINES = ((BLUE, "o"), (VERMILION, "s"), (GREEN, "D"), (ORANGE, "^"), (PURPLE, "v"), (BLACK, "x"))
 
@@ -39,34 +40,18 @@ def cost_figure(found: Sequence[Cost], ends: str, evidence: Evidence) -> Figure:
     axes.axvspan(1 - TOLERANCE, 1 + TOLERANCE, color=GREY, alpha=0.25, lw=0)
     axes.axvline(1, color=BLACK, lw=1)
     kinds = list(dict.fromkeys(one.condition.partition(" ")[0] for one in found))
-    fill: Any = EVIDENCE_STYLE[evidence].fill
     for place, one in enumerate(found):
-        middle, low, high = one.ratio
         colour, marker = _LINES[kinds.index(one.condition.partition(" ")[0]) % len(_LINES)]
-        axes.errorbar(
-            middle,
-            -place,
-            xerr=[[middle - low], [high - middle]],
+        place_ratio(
+            axes,
+            place,
+            one.ratio,
+            f"{one.ratio[0]:.3f}",
             color=colour,
             marker=marker,
-            fillstyle=fill,
-            capsize=3,
-            ls="none",
+            fillstyle=EVIDENCE_STYLE[evidence].fill,
         )
-        axes.annotate(
-            f"{middle:.3f}",
-            (1.01, -place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8,
-        )
-    axes.set_yticks(
-        [-float(place) for place in range(len(found))],
-        [_line(one) for one in found],
-        fontsize=8,
-    )
-    axes.set_ylim(-len(found) + 0.4, 0.6)
-    axes.grid(axis="y", visible=False)
+    name_lines(axes, [_line(one) for one in found])
     axes.set_xlabel(f"throughput, ratio; band: within {TOLERANCE:.0%}; bars: {ends}", fontsize=9)
     axes.set_title("Throughput beside neighbours")
     return figure

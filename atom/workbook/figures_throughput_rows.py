@@ -45,41 +45,51 @@ from atom.workbook.throughput_points import LoadPoint
 _FACTOR_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, YELLOW, GREY, BLACK)
 
 
+def place_ratio(
+    axes: Axes, place: int, ratio: tuple[float, float, float], text: str, **style: Any
+) -> None:
+    """A ratio with its interval on a line of its own, and its text at the right edge.
+
+    Args:
+        axes: to draw in; see also :func:`name_lines`.
+        place: number of the line from above.
+        ratio: middle, low, high.
+        text: of the value.
+        style: of the marker, as ``Axes.errorbar`` takes it.
+    """
+    middle, low, high = ratio
+    axes.errorbar(
+        middle, -place, xerr=[[middle - low], [high - middle]], capsize=3, ls="none", **style
+    )
+    axes.annotate(text, (1.01, -place), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+
+
+def name_lines(axes: Axes, names: Sequence[str]) -> None:
+    """Write the names of the lines of :func:`place_ratio` beside them."""
+    axes.set_yticks([-float(place) for place in range(len(names))], names, fontsize=8)
+    axes.set_ylim(-len(names) + 0.4, 0.6)
+    axes.grid(axis="y", visible=False)
+
+
 def effects_figure(found: Sequence[Effect], title: str, kind: str) -> Figure:
     """One factor changed at a time: ratio of throughputs with its ends, a line an effect."""
     figure, axes = plt.subplots(figsize=(9.5, 1.4 + 0.3 * len(found)))
     axes.axvline(1, color=BLACK, lw=1)
     factors = list(dict.fromkeys(one.factor for one in found))
     for place, one in enumerate(found):
-        middle, low, high = one.throughput
-        fill: Any = EVIDENCE_STYLE[one.evidence].fill
-        axes.errorbar(
-            middle,
-            -place,
-            xerr=[[middle - low], [high - middle]],
+        place_ratio(
+            axes,
+            place,
+            one.throughput,
+            f"{one.throughput[0]:.2f}",
             color=_FACTOR_COLOURS[factors.index(one.factor) % len(_FACTOR_COLOURS)],
             marker=("o", "s", "D", "^", "v", "P", "X", "*", "h")[factors.index(one.factor) % 9],
-            fillstyle=fill,
+            fillstyle=EVIDENCE_STYLE[one.evidence].fill,
             markerfacecoloralt="white",
-            capsize=3,
-            ls="none",
         )
-        axes.annotate(
-            f"{middle:.2f}",
-            (1.01, -place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8,
-        )
-    axes.set_yticks(
-        [-float(place) for place in range(len(found))],
-        [f"{one.factor}: {one.change} ({one.where})" for one in found],
-        fontsize=8,
-    )
-    axes.set_ylim(-len(found) + 0.4, 0.6)
+    name_lines(axes, [f"{one.factor}: {one.change} ({one.where})" for one in found])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"throughput over that before the change (log); bars: {kind}", fontsize=9)
     axes.set_title(title)
     return figure
