@@ -334,8 +334,11 @@ def record_points(
         )
         raise
     finally:
-        progress.stop()
-        measured.close()
+        # a second Ctrl-C may strike in the first of them
+        try:
+            progress.stop()
+        finally:
+            measured.close()
     writer.finish("finished")
     return load_run(writer.path)
 

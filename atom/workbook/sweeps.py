@@ -171,8 +171,11 @@ def sweep_race(
             writer.finish("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
-        progress.stop()
-        events.close()  # type: ignore[attr-defined]
+        # a second Ctrl-C may strike in the first of them
+        try:
+            progress.stop()
+        finally:
+            events.close()  # type: ignore[attr-defined]
     if writer is None:
         raise DeviceError("no worker process reached the device:\n" + "\n".join(failures))
     if failures:

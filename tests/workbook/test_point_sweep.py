@@ -121,11 +121,17 @@ def test_ctrl_c_is_no_failure_of_an_engine_that_closes_in_mid_step(
 def test_a_second_ctrl_c_hides_nothing_that_was_recorded(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def again(*_: object) -> None:
+    owner = RunWriter if place == "finish" else TerminalProgress
+    stop = TerminalProgress.stop
+
+    def again(self: object, *_: object) -> None:
+        if isinstance(self, TerminalProgress):
+            # its thread would outlive the test
+            stop(self)
         raise KeyboardInterrupt
 
     stop_behind(monkeypatch, "lifetime", 1, KeyboardInterrupt())
-    monkeypatch.setattr(RunWriter if place == "finish" else TerminalProgress, place, again)
+    monkeypatch.setattr(owner, place, again)
     options = ["--device", "virtual", "--out", str(tmp_path), *SMALL["lifetime"]]
     assert main(["sweep", "lifetime", *options]) == 130
     assert "interrupted; finished points are kept" in capsys.readouterr().err
