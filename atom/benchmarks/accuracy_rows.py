@@ -59,6 +59,8 @@ class AccuracyRow(BaseModel):
     """From the first request to the last answer."""
     worker: str | None
     """Of a cluster."""
+    beside: int = Field(ge=0)
+    """Most other points that had its GPU at the same time; see ``needs_gpu_alone``."""
 
     items: int = Field(ge=1)
     """Items that were to be asked."""

@@ -130,7 +130,9 @@ class AccuracySettings(TaskSettings):
     # where and how long it runs is no part of what is measured: not recorded, and given anew when
     # a run goes on
     gpus: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = Field((), exclude=True)
-    """GPUs of this host, a point on each side by side; empty: the first one."""
+    """GPUs of this host, a point on each side by side; empty: the first one. A GPU that stands
+    twice has two points at a time; only points whose timing decides nothing, see
+    :attr:`AccuracyPoint.needs_gpu_alone`."""
 
     budget_seconds: float | None = Field(None, gt=0, exclude=True)
     """No point starts that would not end within it; what is left can be resumed."""
@@ -198,6 +200,11 @@ class AccuracyPoint:
     def believes(self) -> bool:
         """Whether it takes what it receives, whatever the tag says: the engine before the fix."""
         return self.protocol is CopyProtocol.UNPATCHED
+
+    @property
+    def needs_gpu_alone(self) -> bool:
+        """Whether other work on its GPU would change what it shows: a race is one of timing."""
+        return self.believes or self.pressure_mib > 0
 
     @property
     def is_reference(self) -> bool:

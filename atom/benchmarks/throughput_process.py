@@ -66,7 +66,8 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
         the part of its life that outlasted its limit (``start`` or ``load``) or ``None``,
         ``last_words``: the last line that it wrote, ``gpu``: the GPU that it was shown.
     """
-    environment = {**os.environ, **job.get("environment", {})}
+    # a kernel that one point has tuned is tuned for those after it
+    environment = {"TRITON_CACHE_AUTOTUNING": "1", **os.environ, **job.get("environment", {})}
     with tempfile.TemporaryDirectory(prefix="atom-point-") as folder:
         told = Path(folder) / "told.jsonl"
         log_path = Path(job["log"]) if job.get("log") else Path(folder) / "log"

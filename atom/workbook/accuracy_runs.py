@@ -9,6 +9,7 @@ import secrets
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -59,8 +60,8 @@ ACCELERATOR: dict[str, Any] = {
     "state_checkpoint_tokens": 128,
     "num_state_checkpoints": 64,
     "pool_gib": 0.5,
-    "pressure": [[4, 1], [16, 1], [64, 256], [64, 64], [64, 16], [64, 4], [64, 1]],
-    "point_seconds": 60.0,
+    "pressure": [[16, 1], [64, 1], [256, 64], [256, 16], [256, 4], [256, 1], [1024, 4]],
+    "point_seconds": 90.0,
 }
 QUICK: dict[str, Any] = {
     "items": 12,
@@ -77,16 +78,16 @@ QUICK_ACCELERATOR: dict[str, Any] = {
     "protocol": ["hold", "unpatched"],
     "offload": False,
     "twin": False,
-    "pressure": [[64, 1]],
+    "pressure": [[256, 1]],
     "only": ["hold/no-pool/plain", "*-every-1"],
 }
 #: items of the virtual device, whose answers are computed on a CPU
 VIRTUAL: dict[str, Any] = {"items": 48, "max_tokens": 48, "concurrency": 16}
 #: of a point's start: process and libraries, weights, graphs
-_START_SECONDS = {DeviceChoice.VIRTUAL: 6.0, DeviceChoice.ACCELERATOR: 16.0}
-#: seconds an item: of the seeded model on one core; of the shipped one on an H200, from 64 rows a
-#: step of 2 ms and about 40 steps an answer, and as much again for the prompts and the host
-_ITEM_SECONDS = {DeviceChoice.VIRTUAL: 0.25, DeviceChoice.ACCELERATOR: 0.006}
+_START_SECONDS = {DeviceChoice.VIRTUAL: 6.0, DeviceChoice.ACCELERATOR: 22.0}
+#: seconds an item: of the seeded model on one core; of the shipped one beside an H200, where a
+#: prompt takes seven prefill steps (one a state checkpoint) of 6 ms, most of it the host's
+_ITEM_SECONDS = {DeviceChoice.VIRTUAL: 0.25, DeviceChoice.ACCELERATOR: 0.022}
 _HANG_SECONDS = 120.0
 
 
@@ -207,7 +208,8 @@ class AccuracySweep(PointSweep[AccuracySettings]):
                 if isinstance(end, Lost):
                     lost[point.point_id] = end.reason
                     continue
-                tables = tables_of(settings, point, ready, end, job["limit_seconds"])
+                limit, beside = job["limit_seconds"], job["beside"]
+                tables = tables_of(settings, point, ready, end, limit, beside)
                 if point.is_reference:
                     queue.took_reference(tables["items"])
                 yield point.point_id, tables
@@ -219,7 +221,12 @@ class AccuracySweep(PointSweep[AccuracySettings]):
         self, settings: AccuracySettings, queue: _Queue
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Lost]]:
         command = self.process or point_command()
-        return run_on_host(environments(settings), queue.next, queue.sweep, command)
+        alone = settings.model_copy(update={"gpus": tuple(dict.fromkeys(settings.gpus))})
+        if alone.gpus != settings.gpus:
+            queue.beside = max(Counter(settings.gpus).values()) - 1
+            yield from run_on_host(environments(settings), queue.next, queue.sweep, command)
+            queue.beside = 0
+        yield from run_on_host(environments(alone), queue.next, queue.sweep, command)
 
     def text(self, run: Run) -> str:
         """See :class:`PointSweep`."""
@@ -231,13 +238,18 @@ class AccuracySweep(PointSweep[AccuracySettings]):
 
 
 class _Queue:
-    """Points that are left, as jobs, while there is time for them."""
+    """Points that are left, as jobs, while there is time for them.
+
+    Attributes:
+        beside: most other points on the same GPU; above 0 only those are given that allow it.
+    """
 
     def __init__(
         self, settings: AccuracySettings, points: list[AccuracyPoint], ready: Ready
     ) -> None:
         self.sweep = secrets.token_hex(4)
         self.left: list[str] = []
+        self.beside = 0
         self._settings, self._points, self._ready = settings, points, ready
         self._reference: list[str] | None = None
         self._began = time.monotonic()
@@ -250,8 +262,8 @@ class _Queue:
     def next(self) -> dict[str, Any] | None:
         """The next point's job; ``None``: no more, or no time for them."""
         settings = self._settings
-        while self._points:
-            point = self._points.pop(0)
+        for point in [p for p in self._points if not (self.beside and p.needs_gpu_alone)]:
+            self._points.remove(point)
             needed = time.monotonic() - self._began + estimate_seconds(settings)
             if settings.budget_seconds is not None and needed > settings.budget_seconds:
                 self.left.append(point.point_id)
@@ -276,6 +288,7 @@ class _Queue:
             "model": self._ready.model,
             "reference": self._reference,
             "limit_seconds": limit,
+            "beside": self.beside,
             # kernels that are compiled for the first time take their time
             "start_limit_seconds": _HANG_SECONDS + 3 * _START_SECONDS[settings.device],
             "log": log,
@@ -324,6 +337,7 @@ def tables_of(
     ready: Ready,
     end: Mapping[str, Any],
     limit: float,
+    beside: int = 0,
 ) -> dict[str, Sequence[BaseModel]]:
     """Rows of a point by table.
 
@@ -333,6 +347,7 @@ def tables_of(
         ready: what it asked, and of which model.
         end: of ``throughput_process.run_point``, or the like of a point of this process.
         limit: seconds that its items were given.
+        beside: most other points that had its GPU.
     """
     told = dict(end["told"])
     items, texts = told.pop("items_table", []), told.pop("texts_table", [])
@@ -365,6 +380,7 @@ def tables_of(
             "exit_code": end["exit_code"],
             "wall_seconds": round(end["wall_seconds"], 3),
             "worker": end.get("worker"),
+            "beside": beside,
         }
     )
     name = {"point_id": point.point_id}

@@ -238,7 +238,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of arms")
     parser.add_argument("--traces", metavar="DIR", help="recorded sessions (throughput, capacity)")
     parser.add_argument(
-        "--gpus", type=_numbers, metavar="0,1,2", help="a point on each, side by side"
+        "--gpus",
+        type=_numbers,
+        metavar="0,1,2",
+        help="a point on each, side by side; accuracy: 0,0,1,1 has two on each, where timing "
+        "decides nothing",
     )
     parser.add_argument(
         "--scheduler",

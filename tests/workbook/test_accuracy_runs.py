@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from atom.__main__ import main
 from atom.benchmarks.accuracy_settings import AccuracySettings
 from atom.errors import BadInput
 from atom.evidence import Evidence
+from atom.workbook import accuracy_runs
 from atom.workbook.accuracy_analysis import examples, load_set, points_table
 from atom.workbook.accuracy_claims import same_answers, simulated_arguments
 from atom.workbook.accuracy_runs import SWEEP, estimate_seconds, result_text, unexpected
@@ -149,9 +150,39 @@ def test_the_plan_is_shown_and_nothing_runs(
     options = ["--device", "accelerator", "--dry-run", "--out", str(tmp_path), "--gpus", "0,1"]
     assert main(["sweep", "accuracy", *options]) == 0
     text = capsys.readouterr().out
-    assert "unpatched/no-pool/mtp/64MiB-every-64" in text
+    assert "unpatched/no-pool/mtp/256MiB-every-64" in text
     assert "28 points on an accelerator" in text
     assert not list(tmp_path.iterdir())
+
+
+def test_points_of_the_fault_have_their_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that stands twice is shared, but not where timing decides."""
+    calls: list[tuple[int, dict[str, int]]] = []
+
+    def started(places: Sequence[Any], next_job: Any, *_: Any) -> Iterator[Any]:
+        jobs = []
+        while (job := next_job()) is not None:
+            jobs.append(job)
+        calls.append((len(places), {job["point_id"]: job["beside"] for job in jobs}))
+        return iter(())
+
+    monkeypatch.setattr(accuracy_runs, "run_on_host", started)
+    only = ["hold/no-pool/plain", "unpatched/no-pool/plain", "*-every-32", "*MiB-every-1"]
+    for gpus in ((0, 0, 0, 1, 1), (0, 1)):
+        settings = AccuracySettings.parse(
+            {"gpus": gpus, "only": only, "pressure": [[8, 32], [16, 1]]}, where="test"
+        )
+        points = accuracy_runs.build_points(settings)
+        queue = accuracy_runs._Queue(settings, points, accuracy_runs.Ready("", "", ((), ())))
+        assert not list(SWEEP._ends(settings, queue))
+    (shared, first), (alone, rest), (each, all_of_them) = calls
+    assert (shared, first) == (5, {"hold/no-pool/plain": 2})
+    assert (alone, set(rest.values())) == (2, {0})
+    assert "unpatched/no-pool/plain" in rest
+    assert "hold/no-pool/mtp/16MiB-every-1" in rest
+    assert each == 2
+    assert set(all_of_them) == {*first, *rest}
+    assert set(all_of_them.values()) == {0}
 
 
 def options(**given: Any) -> argparse.Namespace:
