@@ -60,7 +60,7 @@ ACCELERATOR: dict[str, Any] = {
     "state_checkpoint_tokens": 128,
     "num_state_checkpoints": 64,
     "pool_gib": 0.5,
-    "pressure": [[16, 1], [64, 1], [256, 64], [256, 16], [256, 4], [256, 1], [1024, 4]],
+    "pressure": [[64, 1], [256, 64], [256, 16], [256, 4], [256, 1]],
     "point_seconds": 90.0,
 }
 QUICK: dict[str, Any] = {

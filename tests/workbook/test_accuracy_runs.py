@@ -151,7 +151,7 @@ def test_the_plan_is_shown_and_nothing_runs(
     assert main(["sweep", "accuracy", *options]) == 0
     text = capsys.readouterr().out
     assert "unpatched/no-pool/mtp/256MiB-every-64" in text
-    assert "28 points on an accelerator" in text
+    assert "26 points on an accelerator" in text
     assert not list(tmp_path.iterdir())
 
 
