@@ -407,11 +407,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "free slot handed out without asking",
         "none",
         "the ring takes a free slot without asking its event",
-        (Change(PinnedRing, "_take", "if slot.event.query():", "if True:"),),
+        (Change(PinnedRing, "_take", "if slot.landed or slot.event.query():", "if True:"),),
         (*QUEUES, *IDS),
         (Protocol.HOLD, Protocol.RECORD_STREAM, Protocol.ZERO_COPY),
-        equivalent="a slot comes back only after its event was waited on, so the event always says "
-        "yes; the question matters for zero-copy payloads that are dropped unsent",
+        equivalent="a slot comes back only after its event was waited on, and is not asked then; "
+        "the question matters for zero-copy payloads that are dropped unsent",
     ),
     Mutation(
         "zero_copy keeps nothing",

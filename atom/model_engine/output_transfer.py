@@ -210,8 +210,9 @@ class TokenIDProcessor:
         return tensors, fault
 
     def _pop_entry(self) -> None:
+        # the caller has waited for them
         for slot in self.cpu_tensor_handle.popleft().cpu_tensors:
-            self.ring.release(slot)
+            self.ring.release(slot, landed=True)
 
     # -- lifetime
     def clean(self) -> None:

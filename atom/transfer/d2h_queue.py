@@ -246,9 +246,10 @@ class D2HQueue:
         return slot
 
     def _release_oldest(self) -> None:
+        # the caller has waited for it
         slot = self._slots.popleft()
         slot.source = None
-        self.ring.release(slot.target)
+        self.ring.release(slot.target, landed=True)
 
 
 class SpecStatusQueue(D2HQueue):

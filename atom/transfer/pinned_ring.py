@@ -34,15 +34,18 @@ class PinnedSlot:
         event: reused for every trip of the slot.
         index: place in its owner's list; -1 for a one-off buffer.
         reserved_by: weak reference to the zero-copy payload that aliases the slot before its send.
+        landed: whether the event is known to have completed: it was waited on, and not recorded
+            since.
     """
 
-    __slots__ = ("_alias", "_views", "_words", "event", "index", "reserved_by", "tensor")
+    __slots__ = ("_alias", "_views", "_words", "event", "index", "landed", "reserved_by", "tensor")
 
     def __init__(self, tensor: Tensor, event: Event, index: int = -1) -> None:
         self.tensor = tensor
         self.event = event
         self.index = index
         self.reserved_by: weakref.ref[Payload] | None = None
+        self.landed = False
         self._alias: Tensor | None = None
         # Python ints straight from the buffer: a tensor read costs some microseconds a word.
         self._words = memoryview(tensor.numpy()).cast("q")
@@ -140,8 +143,14 @@ class PinnedRing:
         self.acquires += 1
         return slot
 
-    def release(self, slot: PinnedSlot) -> None:
-        """Give a slot back. Its reader has waited on the event and copied the bytes out.
+    def release(self, slot: PinnedSlot, *, landed: bool = False) -> None:
+        """Give a slot back. Its reader has copied the bytes out.
+
+        Args:
+            slot: handed out by this ring.
+            landed: whether its reader waited on the event of the work that wrote it. Else the
+                event is asked before the slot is handed out again, which costs the host more
+                than any other part of a send that is no copy.
 
         Raises:
             ValueError: the slot is not handed out by this ring (given back twice?).
@@ -151,6 +160,7 @@ class PinnedRing:
         except KeyError:
             raise ValueError("this slot is not handed out by this ring: released twice?") from None
         slot.reserved_by = None
+        slot.landed = landed
         self._free[slot.capacity].append(slot)
         self.releases += 1
 
@@ -160,7 +170,7 @@ class PinnedRing:
             return None
         for _ in range(len(free)):
             slot = free.popleft()
-            if slot.event.query():
+            if slot.landed or slot.event.query():
                 return slot
             self.skipped += 1
             free.append(slot)

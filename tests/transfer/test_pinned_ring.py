@@ -25,13 +25,14 @@ class SwitchedEvent:
 
     def __init__(self) -> None:
         self.done = True
-        self.waits = 0
+        self.waits = self.asked = 0
 
     def synchronize(self) -> None:
         self.waits += not self.done
         self.done = True
 
     def query(self) -> bool:
+        self.asked += 1
         return self.done
 
     def record(self, stream: object = None) -> None:
@@ -101,6 +102,18 @@ def test_slots_and_events_are_reused() -> None:
         events.add(id(slot.event))
         ring.release(slot)
     assert (len(ring), ring.grown, len(events)) == (1, 1, 1)
+
+
+def test_a_slot_that_was_waited_for_is_handed_out_without_a_question() -> None:
+    ring = make_ring(1)
+    slot = ring.acquire(8)
+    ring.release(slot, landed=True)
+    assert ring.acquire(8) is slot
+    assert switch(slot).asked == 0
+    # what is known of one trip says nothing of the next
+    ring.release(slot)
+    assert ring.acquire(8) is slot
+    assert switch(slot).asked == 1
 
 
 def test_a_full_ring_says_what_to_do() -> None:
