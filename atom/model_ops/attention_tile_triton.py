@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-#: score of a key that a query does not see; finite, so that a part without any key is no NaN
-HIDDEN: tl.constexpr = tl.constexpr(-1e30)
+#: score of a key that a query does not see; finite, so that a part without any key is no NaN. A
+#: power of two: its product with the scale is exact, also where the compiler fuses the subtraction
+#: of that product from itself, and what a rounded product left there would be a power to infinity
+HIDDEN: tl.constexpr = tl.constexpr(-(2.0**100))
 
 
 @dataclass(frozen=True)

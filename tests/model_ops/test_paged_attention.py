@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from attention_batches import PagedBatch, Shape, contiguous_attention, paged_batch
@@ -166,6 +169,16 @@ class TestTiles:
             # a part of a row's keys is whole tiles
             assert 128 % cut.keys == 0
 
+    @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 192, 256])
+    def test_a_hidden_score_less_itself_is_0(self, head_size: int) -> None:
+        """Fused to one rounding too: a part of which a query sees no key would be no number."""
+        from atom.model_ops.attention_tile_triton import HIDDEN
+
+        scale = float(np.float32(head_size**-0.5 * math.log2(math.e)))
+        rounded = float(np.float32(HIDDEN.value * scale))
+        assert Fraction(HIDDEN.value) * Fraction(scale) == Fraction(rounded)
+        assert rounded > HIDDEN.value
+
     @pytest.mark.parametrize(
         ("target", "most"), [("sm_90", 227 * 1024), ("gfx942", 64 * 1024)], ids=str
     )
@@ -211,8 +224,9 @@ class TestOnHardware:
     def test_decode(self, shape: Shape, dtype: torch.dtype, splits: int | None) -> None:
         batch = paged_batch(
             shape,
-            [0, 1, 15, 300, 2049, 4000, 127, 0],
-            [4, 1, 2, 4, 3, 4, 1, 0],
+            # of 126 the first queries see nothing of the part of keys from 128 on
+            [0, 1, 15, 300, 2049, 4000, 127, 126, 0],
+            [4, 1, 2, 4, 3, 4, 1, 4, 0],
             padding_tokens=13,
             dtype=dtype,
             device="cuda",

@@ -49,7 +49,7 @@ def check_half_precision() -> None:
 
 def check_decode() -> None:
     for splits in (1, 4, None):
-        _attention(Shape(), [0, 260, 129, 0], [4, 1, 3, 0], is_prefill=False, splits=splits)
+        _attention(Shape(), [0, 260, 126, 0], [4, 1, 3, 0], is_prefill=False, splits=splits)
     for shape in (Shape(6, 2, 80, 64), Shape(3, 3, 64, 256), Shape(16, 2, 256)):
         _attention(shape, [0, 150, 0], [1, 3, 0], is_prefill=False, splits=2)
 
