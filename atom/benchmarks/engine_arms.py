@@ -36,6 +36,10 @@ _PEER_FUNCTIONS = (
 Prompts = Sequence[Sequence[int]]
 
 
+class RequestFailed(DeviceError):
+    """A request of an arm ended with an error."""
+
+
 @dataclass
 class Window:
     """Some steps of one arm.
@@ -68,11 +72,19 @@ class DecodeArm(ABC):
 
     @abstractmethod
     def start(self, prompts: Prompts) -> None:
-        """Compute the prompts; the first token of each has been sampled then."""
+        """Compute the prompts; the first token of each has been sampled then.
+
+        Raises:
+            RequestFailed: one of them ended with an error.
+        """
 
     @abstractmethod
     def step(self) -> int:
-        """One step. Returns the tokens that reached the host."""
+        """One step. Returns the tokens that reached the host.
+
+        Raises:
+            RequestFailed: a request ended with an error.
+        """
 
     @abstractmethod
     def stop(self) -> None:
@@ -150,7 +162,7 @@ class EngineArm(DecodeArm):
         tokens = 0
         for output in outputs:
             if output.error is not None:
-                raise DeviceError(f"{output.request_id}: {output.error}")
+                raise RequestFailed(f"{output.request_id}: {output.error}")
             tokens += len(output.new_token_ids)
             row = self._row.get(output.request_id)
             if row is not None and len(self.first_tokens[row]) < COMPARED:

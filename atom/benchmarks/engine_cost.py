@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atom.benchmarks.engine_arms import EngineArm, Prompts
+from atom.benchmarks.engine_arms import EngineArm, Prompts, RequestFailed
 from atom.benchmarks.engine_clock import TimedRunner
 from atom.benchmarks.engine_speed_rows import Clock
 from atom.benchmarks.protocol_cost_rows import (
@@ -237,22 +237,34 @@ class EngineCostBench(AbstractContextManager["EngineCostBench"]):
     def run(
         self, point: CostPoint, work: CopyStreamWork, number: int, collect: Callable[[], None]
     ) -> Iterator[CostRow]:
-        """All rows of a point; ``collect`` is called between windows."""
+        """All rows of a point; ``collect`` is called between windows.
+
+        An unprotected arm whose requests fail, in front of the timed windows or in one, has rows
+        that say so in place of times.
+
+        Raises:
+            RequestFailed: a request failed under a protocol that protects its copies.
+        """
         if point.batch != self._batch:
             self._close_engines()
             self._batch = point.batch
         settings, arms = self.settings, self.arms(point)
+        failed: dict[CostArm, str] = {}
         if self.clock is Clock.ACCELERATOR:
             # kernels are compiled and clocks go up in front of the first timed window
             for arm in arms:
                 engine = self.ready(arm)
-                engine.start(self._prompts(settings.engine_repeats))
-                engine.window(2)
-                self._leave(engine)
+                try:
+                    engine.start(self._prompts(settings.engine_repeats))
+                    engine.window(2)
+                except RequestFailed as error:
+                    failed[arm] = lost_requests(arm, error)
+                finally:
+                    self._leave(engine)
         random = np.random.default_rng([settings.seed, 4, number])
         for repeat in range(settings.engine_repeats):
             order = [arms[index] for index in random.permutation(len(arms))]
-            yield from self._repeat(point, work, repeat, order, collect)
+            yield from self._repeat(point, work, repeat, order, collect, failed)
 
     def _prompts(self, repeat: int) -> list[list[int]]:
         random = np.random.default_rng([self.settings.seed, 5, repeat])
@@ -267,6 +279,7 @@ class EngineCostBench(AbstractContextManager["EngineCostBench"]):
         repeat: int,
         order: Sequence[CostArm],
         collect: Callable[[], None],
+        failed: Mapping[CostArm, str],
     ) -> Iterator[CostRow]:
         same: dict[str, Any] = {
             "point_id": point.point_id,
@@ -280,6 +293,9 @@ class EngineCostBench(AbstractContextManager["EngineCostBench"]):
         found: list[dict[str, Any]] = []
         tokens: dict[CostArm, list[list[int]]] = {}
         for position, arm in enumerate(order):
+            if arm in failed:
+                found.append({**same, "arm": arm, "left_out": failed[arm]})
+                continue
             collect()
             engine = self.ready(arm)
             base = self.device.allocator_sample()
@@ -289,12 +305,8 @@ class EngineCostBench(AbstractContextManager["EngineCostBench"]):
                 values = self._measure(engine, repeat, base)
                 tokens[arm] = engine.tokens
                 found.append({**same, **values, "arm": arm, "position": position})
-            except DeviceError as error:
-                if PROTOCOLS.get(arm) is not CopyProtocol.UNPATCHED:
-                    raise
-                # without protection a late copy fails requests: there is nothing to time then
-                reason = f"requests failed of stale bytes: {error}".splitlines()[0][:200]
-                found.append({**same, "arm": arm, "left_out": reason})
+            except RequestFailed as error:
+                found.append({**same, "arm": arm, "left_out": lost_requests(arm, error)})
             finally:
                 self._leave(engine)
         for values in found:
@@ -347,6 +359,17 @@ class EngineCostBench(AbstractContextManager["EngineCostBench"]):
         engine.runner.host_check = False
         engine.stop()
         self.device.synchronize()
+
+
+def lost_requests(arm: CostArm, error: RequestFailed) -> str:
+    """Why an unprotected arm has no times: a late copy fails its requests.
+
+    Raises:
+        RequestFailed: ``error``, of an arm that protects its copies.
+    """
+    if PROTOCOLS.get(arm) is not CopyProtocol.UNPATCHED:
+        raise error
+    return f"requests failed of stale bytes: {error}".splitlines()[0][:200]
 
 
 def agreement(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> float:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from atom.benchmarks import engine_cost, protocol_cost
-from atom.benchmarks.engine_cost import EngineCostBench, agreement
+from atom.benchmarks.engine_arms import Prompts, RequestFailed
+from atom.benchmarks.engine_cost import CostEngineArm, EngineCostBench, agreement
 from atom.benchmarks.protocol_cost import run_points, turns, work_of
 from atom.benchmarks.protocol_cost_rows import (
     BARE_ARMS,
@@ -193,6 +194,47 @@ def test_unpatched_under_a_store_is_left_out_and_says_why() -> None:
     assert arms[CostArm.HOLD].left_out is None
     assert "stale bytes" in (arms[CostArm.UNPATCHED].left_out or "")
     assert arms[CostArm.UNPATCHED].step_us is None
+
+
+def rows_with_a_failed_start(
+    monkeypatch: pytest.MonkeyPatch, protocol: CopyProtocol, number: int
+) -> dict[CostArm, CostRow]:
+    """A point on an accelerator, so to say: warm-up, then one repeat; a start fails."""
+    real, starts = CostEngineArm.start, Counter[CopyProtocol]()
+
+    def start(self: CostEngineArm, prompts: Prompts) -> None:
+        real(self, prompts)
+        mine = self.runner.processor.protocol
+        starts[mine] += 1
+        if mine is protocol and starts[mine] == number:
+            raise RequestFailed("request-0: tokens were lost")
+
+    monkeypatch.setattr(CostEngineArm, "start", start)
+    settings = small(
+        loops=["engine"], only=["hold"], guards=False, engine_repeats=1, engine_batch_sizes=[2]
+    )
+    point = build_points(settings)[-1]
+    with EngineCostBench(settings, VirtualDevice("H200", seed=3)) as bench:
+        bench.clock = Clock.ACCELERATOR
+        rows = list(bench.run(point, work_of(settings, point), 0, lambda: None))
+    return {row.arm: row for row in rows}
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["warm-up", "repeat"])
+def test_a_failed_start_ends_no_sweep_if_nothing_protects_it(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    arms = rows_with_a_failed_start(monkeypatch, CopyProtocol.UNPATCHED, number)
+    assert set(arms) == {CostArm.UNPATCHED, CostArm.HOLD}
+    assert "stale bytes: request-0" in (arms[CostArm.UNPATCHED].left_out or "")
+    assert arms[CostArm.HOLD].step_us is not None
+
+
+def test_a_failed_start_of_a_protocol_that_protects_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RequestFailed, match="request-0"):
+        rows_with_a_failed_start(monkeypatch, CopyProtocol.HOLD, 1)
 
 
 def test_an_engine_is_not_changed_under_a_transfer() -> None:
