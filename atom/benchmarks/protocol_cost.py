@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ from atom.benchmarks.transfer_loop import (
 from atom.config import CopyProtocol
 from atom.device import DeviceKind
 from atom.device.interface import Device, Kernel, Stream
-from atom.device.plain_copy import counted_events
+from atom.device.plain_copy import counted_events, plain_host_copy
 from atom.errors import DeviceError
 
 
@@ -245,11 +245,11 @@ def _memory(
 def _limits(
     settings: ProtocolSweepSettings, device: Device, stream: Stream, collect: Callable[[], None]
 ) -> Iterator[LimitRow]:
-    calls = limit_calls(device, stream)
+    limits = limit_calls(device, stream, settings.store_bytes)
     for repeat in range(settings.repeats):
-        for name, (call, settle) in calls.items():
+        for name, limit in limits.items():
             collect()
-            seconds = timed_calls(device, call, settle, settings.limit_calls)
+            seconds = timed_calls(device, limit, settings.limit_calls)
             values = np.asarray(seconds) * 1e6
             yield LimitRow(
                 point_id="limits",
@@ -263,23 +263,41 @@ def _limits(
             device.synchronize()
 
 
-def timed_calls(device: Device, call: Callable[[], None], settle: int, calls: int) -> list[float]:
-    """Host seconds of each of ``calls`` calls; every ``settle`` of them the device catches up."""
+class LimitCall(NamedTuple):
+    """What is timed by itself.
+
+    Attributes:
+        call: what.
+        settle: how many of it may be queued before the device catches up.
+        before: called in front of each, not timed.
+    """
+
+    call: Callable[[], object]
+    settle: int
+    before: Callable[[], None] | None = None
+
+
+def timed_calls(device: Device, limit: LimitCall, calls: int) -> list[float]:
+    """Host seconds of each of ``calls`` calls."""
+    call, settle, before = limit
     now = device.host_seconds
     seconds = []
     for number in range(calls):
         if number % settle == 0:
             device.synchronize()
+        if before is not None:
+            before()
         began = now()
         call()
         seconds.append(now() - began)
     return seconds
 
 
-def limit_calls(device: Device, stream: Stream) -> dict[str, tuple[Callable[[], None], int]]:
-    """What is timed by itself, by name: a call, and how many of it may be queued.
+def limit_calls(device: Device, stream: Stream, store_bytes: int) -> dict[str, LimitCall]:
+    """What is timed by itself, by name.
 
-    The two latencies end with a wait: they are what the host sees of one kernel, and of one copy.
+    What ends with a wait is a latency: what the host sees of one kernel, or of one copy. The
+    kernel that writes host memory runs alone, and while a store has the link.
     """
     event, other = device.new_event(), device.new_event()
     status = device.empty((LIMIT_BYTES,), torch.uint8)
@@ -311,25 +329,46 @@ def limit_calls(device: Device, stream: Stream) -> dict[str, tuple[Callable[[], 
     def query() -> None:
         event.query()
 
-    def new_event() -> None:
-        device.new_event()
-
     def block() -> None:
         device.empty((LIMIT_BYTES,), torch.uint8)
+
+    def send() -> None:
+        other.record(default)
+        stream.wait_event(other)
+        device.copy(host, status, stream=stream)
+        event.record(stream)
+
+    mapped = device.mapped(host)
+
+    def host_write() -> None:
+        device.launch(WRITE_STATUS, (), (mapped,), scalars=(0,))
+        event.record(default)
+        event.synchronize()
+
+    def store() -> None:
+        device.traffic(store_bytes, "d2h", stream=stream)
+        # as long as it takes to begin
+        kernel_latency()
+        kernel_latency()
 
     kernel()
     other.record(default)
     return {
-        "clock read": (lambda: None, 1_000_000),
-        "event record": (lambda: event.record(stream), 64),
-        "event wait": (wait, 64),
-        "event query": (query, 64),
-        "wait for a completed event": (event.synchronize, 1_000_000),
-        "stream there and back": (switch, 64),
-        "new event": (new_event, 1_000_000),
-        "block from the allocator": (block, 1_000_000),
-        "kernel launch": (kernel, 64),
-        "copy call, 256 bytes": (copy, 64),
-        "kernel and wait": (kernel_latency, 1),
-        "copy of 256 bytes and wait": (copy_latency, 1),
+        "clock read": LimitCall(lambda: None, 1_000_000),
+        "event record": LimitCall(lambda: event.record(stream), 64),
+        "event wait": LimitCall(wait, 64),
+        "event query": LimitCall(query, 64),
+        "wait for a completed event": LimitCall(event.synchronize, 1_000_000),
+        "stream there and back": LimitCall(switch, 64),
+        "new event": LimitCall(device.new_event, 1_000_000),
+        "block from the allocator": LimitCall(block, 1_000_000),
+        "kernel launch": LimitCall(kernel, 64),
+        "copy call, 256 bytes": LimitCall(copy, 64),
+        "record, wait, copy, record": LimitCall(send, 64),
+        "plain send": LimitCall(lambda: plain_host_copy(device, status, stream), 64),
+        "kernel and wait": LimitCall(kernel_latency, 1),
+        "copy of 256 bytes and wait": LimitCall(copy_latency, 1),
+        "kernel and wait, beside a store": LimitCall(kernel_latency, 1, store),
+        "host-writing kernel and wait": LimitCall(host_write, 1),
+        "host-writing kernel and wait, beside a store": LimitCall(host_write, 1, store),
     }

@@ -26,6 +26,8 @@ from atom.workbook.sweep_progress import SweepProgress
 #: rough host seconds of a step of the bare loop, and of the engine with one request and with 512
 _BARE_STEP = {Pressure.IDLE: 1.2e-4, Pressure.STORE: 3.5e-4, Pressure.STUCK: 2.5e-4}
 _ENGINE_STEP = (1.6e-3, 1.2e-2)
+#: every limit once; the store of some is most of it
+_LIMITS_ROUND = 1e-3
 #: engines, graphs and the first runs of a batch's point
 _ENGINE_SETUP_SECONDS = 8.0
 
@@ -106,7 +108,7 @@ def point_text(point: CostPoint, settings: ProtocolSweepSettings) -> str:
 def point_seconds(point: CostPoint, settings: ProtocolSweepSettings) -> float:
     """How long a point takes on an accelerator, roughly."""
     if point.kind is PointKind.LIMITS:
-        return settings.repeats * settings.limit_calls * 11 * 1.5e-5 + 1
+        return settings.repeats * settings.limit_calls * _LIMITS_ROUND + 1
     if point.kind is PointKind.MEMORY:
         return settings.memory_steps * 5 * 3e-4 + 5 * settings.stuck_seconds
     if point.kind is PointKind.BARE:
