@@ -18,7 +18,7 @@ from atom.config import GuardMode
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.causal_conv1d import most_tokens
 from atom.model_ops.guard import GuardCode
-from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
+from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
 
 #: channels and warps of a program of the update
 UPDATE_BLOCK, UPDATE_WARPS = 512, 2
@@ -26,15 +26,6 @@ UPDATE_BLOCK, UPDATE_WARPS = 512, 2
 PREFILL_TOKENS, PREFILL_BLOCK, PREFILL_WARPS = 16, 256, 4
 #: programs along the tokens of all rows of a prefill, at most
 _PREFILL_PROGRAMS = 4096
-
-
-@triton.jit
-def _zero_bad_row(good, outputs, length, out_stride, inside, BLOCK: tl.constexpr):
-    """Outputs of a row that the guard refused."""
-    if good == 0:
-        for token in range(length):
-            nothing = tl.zeros((BLOCK,), outputs.dtype.element_ty)
-            tl.store(outputs + token * out_stride, nothing, mask=inside)
 
 
 # one binary for all layers and pool sizes
@@ -85,29 +76,38 @@ def causal_conv1d_update_kernel(
     added = tl.zeros((BLOCK,), tl.float32)
     if HAS_BIAS:
         added = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
+    inputs = x + start.to(tl.int64) * x_stride + channels
+    fresh = ()
+    for token in tl.static_range(TOKENS):
+        here = inside & (token < length)
+        fresh = fresh + (tl.load(inputs + token * x_stride, mask=here, other=0.0),)
+    # what does not depend on the slot has been asked for: the branch holds only the state back
     good = row_passes(length > 0, count, slot, MOST_TOKENS, slots, GUARD)
-    # a bad row counts as one without tokens, until its end
-    live = tl.where(good, length, 0)
-    touches = inside & (live > 0)
+    outputs = out + start.to(tl.int64) * out_stride + channels
+    # two conditions: the first is known when the kernel is compiled
+    if GUARD == 2:  # noqa: SIM102
+        if good == 0:
+            refuse_row(
+                *(record, tile == 0, count, slot, slots, row, layer, COUNT_CODE, SLOT_CODE),
+                *(outputs, length, out_stride, inside, TOKENS, BLOCK),
+            )
+            return
+    touches = inside & (length > 0)
     state = conv_state + slot.to(tl.int64) * slot_stride + channels
     newest = state + (count.to(tl.int64) - 1) * row_stride
-    inputs = x + start.to(tl.int64) * x_stride + channels
 
     # everything is read before anything is written: rows read and rows written overlap
     window = ()
     for tap in tl.static_range(WIDTH - 1):
         window = window + (tl.load(newest + tap * row_stride, mask=touches, other=0.0),)
-    for token in tl.static_range(TOKENS):
-        here = inside & (token < live)
-        window = window + (tl.load(inputs + token * x_stride, mask=here, other=0.0),)
+    window = window + fresh
     # a thread may write a channel that another one of the program has read
     tl.debug_barrier()
 
     for number in tl.static_range(WIDTH - 2):
         tl.store(state + number * row_stride, window[number + 1], mask=touches)
-    outputs = out + start.to(tl.int64) * out_stride + channels
     for token in tl.static_range(TOKENS):
-        here = token < live
+        here = token < length
         row_place = state + (WIDTH - 2 + token) * row_stride
         tl.store(row_place, window[WIDTH - 1 + token], mask=touches & here)
         result = added
@@ -116,21 +116,6 @@ def causal_conv1d_update_kernel(
         if SILU:
             result = result * tl.sigmoid(result)
         tl.store(outputs + token * out_stride, result, mask=inside & here)
-    if GUARD == 2:
-        _zero_bad_row(good, outputs, length, out_stride, inside, BLOCK)
-    report_row(
-        record,
-        good,
-        tile == 0,
-        count,
-        slot,
-        slots,
-        row,
-        layer,
-        GUARD,
-        COUNT_CODE,
-        SLOT_CODE,
-    )
 
 
 @triton.jit

@@ -22,10 +22,9 @@ from atom.model_ops.gated_delta_rule_triton import (
     log_decay_of,
     normalised,
     packed,
-    zero_bad_row,
 )
 from atom.model_ops.guard import GuardCode
-from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
+from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
 from atom.model_ops.replay_ring import ReplayRing
 
 #: value columns of a state tile, and warps of its program
@@ -81,18 +80,26 @@ def gated_delta_rule_replay_kernel(
     context = tl.load(context_lens + row)
     first = tl.program_id(0) == 0
     passes = row_passes(tokens > 0, count, group, MOST_TOKENS, groups, GUARD)
-    # a bad row counts as one without tokens, until its end
-    live = tl.where(passes, tokens, 0)
-    used = live > 0
+    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    real_columns = columns < V
+    # two conditions: the first is known when the kernel is compiled
+    if GUARD == 2:  # noqa: SIM102
+        if passes == 0:
+            outputs = output + (begin.to(tl.int64) * HEADS + head) * V + columns
+            refuse_row(
+                *(record, first & (head == 0), count, group, groups, row, layer),
+                *(COUNT_CODE, SLOT_CODE, outputs, tokens, HEADS * V, real_columns),
+                *(MOST_TOKENS, BLOCK_V),
+            )
+            return
+    used = tokens > 0
     # no count leads to a place that this step writes
     applied = tl.where(used, tl.minimum(tl.maximum(count, 0), MOST_TOKENS), 0)
 
     PLACES: tl.constexpr = 2 * MOST_TOKENS
     PLACE: tl.constexpr = KEY_HEADS * K + HEADS * V
     keys = tl.arange(0, BLOCK_K)
-    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     real_keys = keys < K
-    real_columns = columns < V
     tile = head * (K * V) + keys[:, None] * V + columns[None, :]
     real = (real_keys[:, None] & real_columns[None, :]) & used
     # without a guard this reads wherever the group points
@@ -143,10 +150,10 @@ def gated_delta_rule_replay_kernel(
 
     # one program a key head keeps the keys, and one a head the gates
     keeps_key = first & (head % (HEADS // KEY_HEADS) == 0)
-    for number in range(live):
+    for number in range(tokens):
         token = (begin + number).to(tl.int64)
         at = ((context + number) % PLACES + PLACES) % PLACES
-        there = number + 1 < live
+        there = number + 1 < tokens
         token_key = k + (token + 1) * k_stride + key_head * K + keys
         next_key = tl.load(token_key, mask=real_keys & there, other=0.0)
         token_query = q + (token + 1) * q_stride + key_head * K + keys
@@ -173,22 +180,6 @@ def gated_delta_rule_replay_kernel(
         own_write = next_write
         spot = output + (token * HEADS + head) * V + columns
         tl.store(spot, result.to(output.dtype.element_ty), mask=real_columns)
-    if GUARD == 2:
-        outputs = output + head * V + columns
-        zero_bad_row(passes, outputs, begin, tokens, HEADS * V, real_columns, BLOCK_V)
-    report_row(
-        record,
-        passes,
-        first & (head == 0),
-        count,
-        group,
-        groups,
-        row,
-        layer,
-        GUARD,
-        COUNT_CODE,
-        SLOT_CODE,
-    )
 
 
 def gated_delta_rule_replay_from_gates_triton(

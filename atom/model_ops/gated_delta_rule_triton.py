@@ -18,7 +18,7 @@ from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.gated_delta_rule import check_update
 from atom.model_ops.gated_delta_rule_chunked import L2_EPS
 from atom.model_ops.guard import GuardCode
-from atom.model_ops.guard_triton import GUARD_NUMBER, report_row, row_passes
+from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
 
 #: value columns of a state tile, and warps of its program: for one token a row, where no reduction
 #: within one warp has a barrier, and for more, where states are written most of the time
@@ -48,15 +48,6 @@ def decayed_and_missing(state, key, value, decay, write):
     state = state * tl.exp(decay)
     missing = (value.to(tl.float32) - tl.sum(state * key[:, None], 0)) * write
     return state, missing
-
-
-@triton.jit
-def zero_bad_row(passes, output, begin, tokens, token_stride, real, BLOCK: tl.constexpr):
-    """Outputs of a row that the guard refused, for one tile of columns."""
-    if passes == 0:
-        for number in range(tokens):
-            nothing = tl.zeros((BLOCK,), output.dtype.element_ty)
-            tl.store(output + (begin + number).to(tl.int64) * token_stride, nothing, mask=real)
 
 
 @triton.jit(do_not_specialize=["elements"])
@@ -146,7 +137,6 @@ def gated_delta_rule_update_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
     L2_EPS: tl.constexpr,
     GATES_INSIDE: tl.constexpr,
     GUARD: tl.constexpr,
@@ -168,21 +158,35 @@ def gated_delta_rule_update_kernel(
         slot = tl.load(entry + count - 1, mask=used, other=0)
         worst = slot
     else:
-        places = tl.arange(0, WIDTH_BLOCK)
-        entries = tl.load(entry + places, mask=places < WIDTH, other=0)
-        lowest = tl.min(entries, 0)
-        worst = tl.where(lowest < 0, lowest, tl.max(entries, 0))
-        slot = tl.sum(tl.where(places == count - 1, entries, 0), 0)
+        # a vector of them, reduced, would make the compiler spill four times as much
+        slot = tl.load(entry)
+        lowest = slot
+        highest = slot
+        for place in tl.static_range(1, WIDTH):
+            other = tl.load(entry + place)
+            lowest = tl.minimum(lowest, other)
+            highest = tl.maximum(highest, other)
+            slot = tl.where(count == place + 1, other, slot)
+        worst = tl.where(lowest < 0, lowest, highest)
     group_passes = row_passes(used, count, group, WIDTH, pool_slots // WIDTH, GUARD)
     passes = group_passes & row_passes(used, count, worst, WIDTH, pool_slots, GUARD)
-    # a bad row counts as one without tokens, until its end
-    live = tl.where(passes, tokens, 0)
-    used = live > 0
+    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    real_columns = columns < V
+    # two conditions: the first is known when the kernel is compiled
+    if GUARD == 2:  # noqa: SIM102
+        if passes == 0:
+            bad = tl.where(group_passes, worst, group)
+            slots = tl.where(group_passes, pool_slots, pool_slots // WIDTH)
+            reports = (tl.program_id(0) == 0) & (head == 0)
+            outputs = output + (begin.to(tl.int64) * HEADS + head) * V + columns
+            refuse_row(
+                *(record, reports, count, bad, slots, row, layer, COUNT_CODE, SLOT_CODE),
+                *(outputs, tokens, HEADS * V, real_columns, WIDTH, BLOCK_V),
+            )
+            return
 
     keys = tl.arange(0, BLOCK_K)
-    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     real_keys = keys < K
-    real_columns = columns < V
     tile = head * (K * V) + keys[:, None] * V + columns[None, :]
     real = (real_keys[:, None] & real_columns[None, :]) & used
     state = tl.load(pool + slot.to(tl.int64) * (HEADS * K * V) + tile, mask=real, other=0.0)
@@ -203,9 +207,9 @@ def gated_delta_rule_update_kernel(
     own_decay = tl.load(gate + first * gate_stride + head, mask=used, other=0.0)
     own_write = tl.load(strength + first * strength_stride + head, mask=used, other=0.0)
     own_slot = tl.load(entry, mask=used, other=0)
-    for number in range(live):
+    for number in range(tokens):
         token = (begin + number).to(tl.int64)
-        there = number + 1 < live
+        there = number + 1 < tokens
         token_key = k + (token + 1) * k_stride + key_head * K + keys
         next_key = tl.load(token_key, mask=real_keys & there, other=0.0)
         token_query = q + (token + 1) * q_stride + key_head * K + keys
@@ -238,22 +242,6 @@ def gated_delta_rule_update_kernel(
         tl.store(pool + written * (HEADS * K * V) + tile, state, mask=real)
         spot = output + (token * HEADS + head) * V + columns
         tl.store(spot, result.to(output.dtype.element_ty), mask=real_columns)
-    if GUARD == 2:
-        outputs = output + head * V + columns
-        zero_bad_row(passes, outputs, begin, tokens, HEADS * V, real_columns, BLOCK_V)
-    report_row(
-        record,
-        passes,
-        (tl.program_id(0) == 0) & (head == 0),
-        count,
-        tl.where(group_passes, worst, group),
-        tl.where(group_passes, pool_slots, pool_slots // WIDTH),
-        row,
-        layer,
-        GUARD,
-        COUNT_CODE,
-        SLOT_CODE,
-    )
 
 
 def packed(x: Tensor) -> tuple[Tensor, int]:
@@ -400,7 +388,6 @@ def _update(
         BLOCK_K=triton.next_power_of_2(key_size),
         BLOCK_V=block_v,
         WIDTH=width,
-        WIDTH_BLOCK=triton.next_power_of_2(width),
         L2_EPS=L2_EPS,
         GATES_INSIDE=gates[2] is not None,
         GUARD=GUARD_NUMBER[guard],

@@ -43,7 +43,8 @@ def row_passes(used, count, slot, highest_count, slots, GUARD: tl.constexpr):
     Scalars only, no branch, and nothing is read: the kernel has count and slot already. ``GUARD`` 0
     always passes, and so does padding, which is not ``used``. An assert exists only in a kernel
     that is compiled with ``debug=True`` or under ``TRITON_DEBUG=1``; elsewhere ``GUARD`` 1 is 0.
-    Under ``GUARD`` 2 the kernel calls :func:`report_row` once its own loads are on their way.
+    Under ``GUARD`` 2 the kernel calls :func:`refuse_row` for a bad row and returns, before it loads
+    anything but what is checked: a fault kept in mind up to the end would cost every row registers.
     """
     passes = tl.full((), 1, tl.int1)
     if GUARD != 0:
@@ -56,28 +57,34 @@ def row_passes(used, count, slot, highest_count, slots, GUARD: tl.constexpr):
 
 
 @triton.jit
-def report_row(
+def refuse_row(
     record,
-    passes,
     reports,
     count,
     slot,
     slots,
     row,
     layer,
-    GUARD: tl.constexpr,
     COUNT_CODE: tl.constexpr,
     SLOT_CODE: tl.constexpr,
+    outputs,
+    tokens,
+    token_stride,
+    real,
+    MOST_TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Report a row that does not pass, under ``GUARD`` 2.
+    """What is done about a row that did not pass under ``GUARD`` 2: zeros as its outputs, a report.
 
-    Scalars only. ``reports`` says whether this program speaks for its row. To be called last: a
-    branch in front of loads holds them back in every row.
+    The kernel returns behind it. ``reports`` says whether this program speaks for its row;
+    ``outputs`` are the places of its columns in the row's first token, ``real`` their mask.
     """
-    # two conditions: the first is known when the kernel is compiled
-    if GUARD == 2:  # noqa: SIM102
-        if reports & (passes == 0):
-            good_slot = is_slot(slot, slots)
-            code = tl.where(good_slot, COUNT_CODE, SLOT_CODE)
-            value = tl.where(good_slot, count, slot)
-            report_fault(record, code, row, slot, value, layer)
+    nothing = tl.zeros((BLOCK,), outputs.dtype.element_ty)
+    # not a loop over tokens, which would be unrolled to code that every row has to jump over
+    for token in tl.static_range(MOST_TOKENS):
+        tl.store(outputs + token * token_stride, nothing, mask=real & (token < tokens))
+    if reports:
+        good_slot = is_slot(slot, slots)
+        code = tl.where(good_slot, COUNT_CODE, SLOT_CODE)
+        value = tl.where(good_slot, count, slot)
+        report_fault(record, code, row, slot, value, layer)

@@ -37,7 +37,6 @@ def _update(
         "BLOCK_K": 128,
         "BLOCK_V": 16,
         "WIDTH": 4,
-        "WIDTH_BLOCK": 4,
         "L2_EPS": 1e-6,
         "GATES_INSIDE": gates_inside,
         "GUARD": guard,
@@ -66,7 +65,7 @@ def _replay(name: str, dtype: str, guard: int, **changes: Any) -> CompileCase:
     constexprs = {
         key: value
         for key, value in update.constexprs.items()
-        if key not in ("WIDTH", "WIDTH_BLOCK", "GATES_INSIDE")
+        if key not in ("WIDTH", "GATES_INSIDE")
     }
     pointers = tuple(key for key, kind in signature.items() if kind.startswith("*"))
     return CompileCase(
@@ -85,8 +84,8 @@ CASES = [
     _update("bf16, none", "bf16", 0),
     _update("bf16, trap", "bf16", 1),
     _update("bf16, gates inside", "bf16", 2, gates_inside=True),
-    _update("fp32, small heads", "fp32", 2, K=8, V=6, BLOCK_K=8, BLOCK_V=8, WIDTH=1, WIDTH_BLOCK=1),
-    _update("fp16, two drafts", "fp16", 2, WIDTH=3, WIDTH_BLOCK=4),
+    _update("fp32, small heads", "fp32", 2, K=8, V=6, BLOCK_K=8, BLOCK_V=8, WIDTH=1),
+    _update("fp16, two drafts", "fp16", 2, WIDTH=3),
     _replay("bf16, report", "bf16", 2),
     _replay("bf16, trap", "bf16", 1),
     _replay("fp32, small heads", "fp32", 0, K=8, V=6, BLOCK_K=8, BLOCK_V=8, MOST_TOKENS=1),
