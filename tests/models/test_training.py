@@ -14,7 +14,7 @@ import torch
 from paged_requests import small_config
 
 from atom.errors import BadInput
-from atom.models import train
+from atom.models import train, training_card
 from atom.models.model_config import FULL, LINEAR
 from atom.models.tokenizer_training import train_tokenizer
 from atom.models.training import CHECKPOINT, Trainer, TrainingSettings
@@ -172,3 +172,26 @@ def test_export_without_a_curve(tmp_path: Path) -> None:
     assert json.loads((folder / "training.json").read_text())["evaluation"] == {"strict_match": 0.5}
     with pytest.raises(BadInput, match=r"training\.json"):
         record_evaluation(tmp_path, {})
+
+
+def test_a_renamed_model_gets_its_name_by_the_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_tokenizer(tmp_path / "tokenizer", ["a"], 300)
+    folder = export(trainer(tmp_path / "run"), tmp_path, tmp_path / "model")
+    assert training_card.main([str(folder), "--remark", "no evaluation"]) == 2
+    record_evaluation(folder, {"model": "model", "strict_match": 0.5, "items": 7})
+    folder = folder.rename(tmp_path / "words0")
+    assert training_card.main([str(folder), "--remark", "One was a tie."]) == 0
+    text = (folder / "README.md").read_text()
+    assert text.startswith("# words0:")
+    assert "model | model" not in text
+    assert "One was a tie." in text
+    assert "-p steps 0" not in text
+    assert "--items 7" in text
+    # the next evaluation has nothing of the last one's remark
+    record_evaluation(folder, {"strict_match": 0.6})
+    assert "tie" not in (folder / "README.md").read_text()
+    (folder / "training.json").write_text("[]")
+    assert training_card.main([str(folder)]) == 2
+    assert "facts by name" in capsys.readouterr().err
