@@ -25,6 +25,7 @@ class CompileCase:
         constexprs: argument name to value. ``None`` stands for an optional pointer that is absent.
         divisible_by_16: arguments that a launch finds so; by default all pointers.
         options: ``num_warps``, ``num_stages``, ``debug``.
+        most_stack: bytes a thread may spill on sm_90; any by default.
     """
 
     name: str
@@ -34,6 +35,7 @@ class CompileCase:
     constexprs: Mapping[str, Any] = field(default_factory=dict)
     divisible_by_16: tuple[str, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    most_stack: int | None = None
 
     @property
     def aligned(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from compile_case import CompileCase
@@ -83,7 +84,12 @@ CASES = [
     _update("bf16, report", "bf16", 2),
     _update("bf16, none", "bf16", 0),
     _update("bf16, trap", "bf16", 1),
-    _update("bf16, gates inside", "bf16", 2, gates_inside=True),
+    # as a step with drafts launches it; unguarded it spills 0 to 56 bytes, by Triton's version
+    replace(
+        _update("bf16, gates inside", "bf16", 2, gates_inside=True, BLOCK_V=64),
+        options={"num_warps": 2},
+        most_stack=64,
+    ),
     _update("fp32, small heads", "fp32", 2, K=8, V=6, BLOCK_K=8, BLOCK_V=8, WIDTH=1),
     _update("fp16, two drafts", "fp16", 2, WIDTH=3),
     _replay("bf16, report", "bf16", 2),

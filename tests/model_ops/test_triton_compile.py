@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,19 @@ def compile_for(target: tuple[str, Any, int], kernel: Any, case: CompileCase) ->
     return triton.compile(source, target=GPUTarget(*target), options=dict(case.options))
 
 
+def stack_bytes(cubin: Path) -> int:
+    """Bytes of stack a thread has, which for our kernels are spilled registers."""
+    told = subprocess.run(
+        [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = re.search(r"STACK:(\d+)", told)
+    assert found is not None, told
+    return int(found[1])
+
+
 @pytest.fixture(autouse=True)
 def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # a kernel that compiled once would be taken from the cache
@@ -66,12 +81,16 @@ def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_kernel_compiles(case: CompileCase, target: str) -> None:
+def test_a_kernel_compiles(case: CompileCase, target: str, tmp_path: Path) -> None:
     kernel = getattr(importlib.import_module(case.module), case.kernel)
     arguments, binary, (assembly, words) = TARGETS[target]
     compiled = compile_for(arguments, kernel, case)
     assert len(compiled.asm[binary]) > 1000
     assert words in compiled.asm[assembly]
+    if case.most_stack is not None and target == "sm_90":
+        file = tmp_path / "kernel.cubin"
+        file.write_bytes(compiled.asm[binary])
+        assert stack_bytes(file) <= case.most_stack
 
 
 def test_every_kernel_has_a_case() -> None:
