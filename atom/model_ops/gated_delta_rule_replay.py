@@ -7,6 +7,9 @@ the one state, applies the tokens that stood, writes the state back, and goes on
 in registers. That is one state read and one written, however many drafts there are. The arithmetic
 of a token is the same both times, and so is its order.
 
+A prompt chunk is :func:`~atom.model_ops.gated_delta_rule.gated_delta_rule_prefill` with the groups
+as its slots, behind :func:`~atom.model_ops.replay_ring.clear_rings`.
+
 An unguarded count that is too large applies as many tokens as a step may have: it makes the state
 wrong in silence, and leads nowhere. An unguarded group outside of the pool is an illegal access.
 """
@@ -21,46 +24,12 @@ from atom.errors import BadInput
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.gated_delta_rule import (
     check_heads,
-    gated_delta_rule_prefill,
     gated_delta_rule_recurrence,
     gdn_gating_reference,
 )
 from atom.model_ops.guard import GuardCode, passes, unchecked
 from atom.model_ops.recurrent_state_slots import RecurrentStatePool
-from atom.model_ops.replay_ring import ReplayRing, clear_rings
-
-
-def gated_delta_rule_replay_prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    recurrent_state: Tensor,
-    ring: ReplayRing,
-    meta: AttentionMetadata,
-    *,
-    scale: float | None = None,
-) -> Tensor:
-    """Prompt chunks, as :func:`~atom.model_ops.gated_delta_rule.gated_delta_rule_prefill`.
-
-    The state of a row is that of its group, and its ring is left empty.
-
-    Args:
-        q: as there, like every argument that is not named here.
-        k: as there.
-        v: as there.
-        g: as there.
-        beta: as there.
-        recurrent_state: float32 ``[groups, HV, K, V]``, one layer's pool; changed in place.
-        ring: the layer's; changed in place.
-        meta: the batch; its ``state_table`` is not read.
-        scale: as there.
-    """
-    clear_rings(ring, meta)
-    return gated_delta_rule_prefill(
-        q, k, v, g, beta, recurrent_state, meta, scale=scale, slots=meta.state_slots
-    )
+from atom.model_ops.replay_ring import ReplayRing
 
 
 def gated_delta_rule_replay_from_gates(

@@ -57,7 +57,7 @@ def clear_rings(ring: ReplayRing, meta: AttentionMetadata) -> None:
     """Empty the rings of a prefill batch's requests; nothing here waits for the device.
 
     Args:
-        ring: one layer's; changed in place.
+        ring: of one layer or of all; changed in place.
         meta: the batch. Rows without tokens or without a state group have no ring.
     """
     real = (meta.query_start_loc.diff() > 0) & (meta.state_slots >= 0)
@@ -66,7 +66,7 @@ def clear_rings(ring: ReplayRing, meta: AttentionMetadata) -> None:
     # group 0 holds where there is none
     first = real.to(torch.uint8).argmax()
     source = torch.where(real, torch.arange(meta.num_rows, device=group.device), first)
-    keeps, group = ~real[source], group[source]
-    for part in (ring.keys_values, ring.gates):
-        kept = keeps.view(-1, *(1,) * (part.dim() - 1))
-        part[group] = torch.where(kept, part[group], 0.0)
+    group, clears = group[source], real.any()
+    # groups first, layers, if any, behind them
+    for part in (ring.keys_values.movedim(-3, 0), ring.gates.movedim(-4, 0)):
+        part[group] = torch.where(clears, 0.0, part[group[:1]])

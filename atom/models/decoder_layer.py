@@ -21,10 +21,7 @@ from atom.model_ops.gated_delta_rule import (
     gdn_gating,
     rms_norm_gated,
 )
-from atom.model_ops.gated_delta_rule_replay import (
-    gated_delta_rule_replay_from_gates,
-    gated_delta_rule_replay_prefill,
-)
+from atom.model_ops.gated_delta_rule_replay import gated_delta_rule_replay_from_gates
 from atom.model_ops.layer_norm import add_rms_norm, rms_norm
 from atom.model_ops.paged_attention import paged_attention
 from atom.model_ops.replay_ring import ReplayRing
@@ -98,7 +95,10 @@ class GatedDeltaNet(nn.Module):
         guard: GuardMode,
         record: Tensor,
     ) -> Tensor:
-        """``[T, H]`` to ``[T, H]``; states and ring are this layer's and change in place."""
+        """``[T, H]`` to ``[T, H]``; states and ring are this layer's and change in place.
+
+        Before prompt chunks the rings are cleared, once for all layers.
+        """
         config = self.config
         heads = config.linear_num_value_heads
         projected = functional.linear(hidden, self.in_proj)
@@ -115,12 +115,8 @@ class GatedDeltaNet(nn.Module):
         parts = query, key, value
         if meta.is_prefill:
             gates = gdn_gating(a, b, self.A_log, self.dt_bias)
-            if ring is None:
-                output = gated_delta_rule_prefill(*parts, *gates, recurrent_state, meta)
-            else:
-                output = gated_delta_rule_replay_prefill(
-                    *parts, *gates, recurrent_state, ring, meta
-                )
+            slots = None if ring is None else meta.state_slots
+            output = gated_delta_rule_prefill(*parts, *gates, recurrent_state, meta, slots=slots)
         else:
             raw = a, b, self.A_log, self.dt_bias
             if ring is None:

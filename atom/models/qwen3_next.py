@@ -9,6 +9,7 @@ from torch.nn import functional
 from atom.config import GuardMode
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.layer_norm import add_rms_norm
+from atom.model_ops.replay_ring import clear_rings
 from atom.model_ops.rotary_embedding import RotaryTable
 from atom.models.caches import ModelCaches
 from atom.models.decoder_layer import (
@@ -119,6 +120,8 @@ class Qwen3NextForCausalLM(nn.Module):
             ``[T, H]`` behind the final norm: what the output projection takes, and what the MTP
             layer takes (it is trained on normed states).
         """
+        if meta.is_prefill and caches.replay is not None:
+            clear_rings(caches.replay, meta)
         output: Tensor = functional.embedding(input_ids, self.embed_tokens)
         residual: Tensor | None = None
         attention = 0

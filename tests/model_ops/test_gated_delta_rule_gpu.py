@@ -23,6 +23,7 @@ from atom.model_ops import gated_delta_rule_chunked as chunked
 from atom.model_ops import gated_delta_rule_replay as replay
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.guard import GuardCode, new_record, parse_record
+from atom.model_ops.replay_ring import clear_rings
 
 pytestmark = pytest.mark.gpu
 
@@ -233,7 +234,7 @@ def test_a_captured_replay_follows_its_metadata_and_clears_its_rings() -> None:
         assert record.tolist() == expected_record.tolist()
     prompts = moved(batch([3, 9], [3, 1], padding_rows=1))
     with no_host_waits():
-        replay.clear_rings(ring, prompts)
+        clear_rings(ring, prompts)
     assert not ring.keys_values[[3, 1]].any()
     assert not ring.gates[[3, 1]].any()
     assert ring.gates[[0, 2]].all()

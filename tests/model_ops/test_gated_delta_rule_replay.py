@@ -12,8 +12,9 @@ from atom.config import GuardMode
 from atom.errors import BadInput, DeviceError
 from atom.model_ops import gated_delta_rule as ops
 from atom.model_ops import gated_delta_rule_replay as replay
+from atom.model_ops.gated_delta_rule import gated_delta_rule_prefill
 from atom.model_ops.guard import GuardCode, IllegalAccess, new_record, parse_record
-from atom.model_ops.replay_ring import ReplayRing, ring_places
+from atom.model_ops.replay_ring import ReplayRing, clear_rings, ring_places
 
 
 def both(dtype: torch.dtype = torch.float32) -> BothWays:
@@ -49,7 +50,8 @@ def test_a_prompt_chunk_leaves_the_state_and_an_empty_ring() -> None:
     inputs = draw(12, padding=2)
     state, ring = new_pools(4)
     meta = batch([9, 3], [2, 0], padding_rows=2, padding_tokens=2)
-    output = replay.gated_delta_rule_replay_prefill(*inputs, state, ring, meta)
+    clear_rings(ring, meta)
+    output = gated_delta_rule_prefill(*inputs, state, meta, slots=meta.state_slots)
     for begin, end, group in ((0, 9, 2), (9, 12, 0)):
         part = tuple(x[begin:end] for x in inputs)
         expected, behind = naive(part, torch.zeros_like(state[group]))
@@ -71,14 +73,23 @@ def test_a_prompt_chunk_leaves_the_state_and_an_empty_ring() -> None:
             layer=0,
         )
         assert torch.equal(state[[0, 2]], before[[0, 2]])
-        replay.clear_rings(ring, meta)
+        clear_rings(ring, meta)
 
 
 def test_a_prefill_without_any_real_row_touches_nothing() -> None:
     _, ring = new_pools(3)
-    replay.clear_rings(ring, batch([4], [-1]))
+    clear_rings(ring, batch([4], [-1]))
     assert ring.keys_values.isnan().all()
     assert ring.gates.isnan().all()
+
+
+def test_rings_of_all_layers_are_cleared_at_once() -> None:
+    _, one = new_pools(4)
+    layers = ReplayRing(torch.stack((one.keys_values,) * 3), torch.stack((one.gates,) * 3))
+    clear_rings(layers, batch([2, 1], [3, 1], padding_rows=1))
+    for part in (layers.keys_values, layers.gates):
+        assert not part[:, [1, 3]].any()
+        assert part[:, [0, 2]].isnan().all()
 
 
 @pytest.mark.parametrize(
