@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -10,22 +11,34 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from atom.benchmarks.protocol_cost_rows import BARE_ARMS, ENGINE_ARMS, CostArm, Loop, Pressure
+from atom.benchmarks.protocol_cost_rows import BARE_ARMS, ENGINE_ARMS, CostArm, Loop
 from atom.config import CopyProtocol
+from atom.workbook.engine_speed_analysis import Ratio
 from atom.workbook.figures import (
     BLACK,
     GREY,
     NULL_STYLE,
     PROTOCOL_STYLE,
     PURPLE,
+    SKY,
+    VERMILION,
     ArmStyle,
 )
-from atom.workbook.protocol_cost_analysis import STEP_ALLOWANCE, ArmCost, choose
-from atom.workbook.protocol_cost_claims import shown_point
+from atom.workbook.protocol_cost_analysis import PLAIN_OVER_OURS, STEP_ALLOWANCE, ArmCost
+from atom.workbook.protocol_cost_claims import NETS, guard_ratio, shown_point
+from atom.workbook.protocol_cost_paired import paired_ratio, send_floor
 
 _PLAIN_STYLE = ArmStyle(PURPLE, "v", (0, (3, 1)), "--", '.to("cpu") with fresh events')
 #: limits that are drawn beside the sends
 _DRAWN_LIMITS = ("event record", "kernel launch", "copy of 256 bytes and wait")
+#: look of the nets of the engine
+_NET_STYLE = {
+    CostArm.NO_GUARD_AGAIN: (GREY, "P"),
+    CostArm.TRAP: (PURPLE, "p"),
+    CostArm.NO_TAG: (SKY, "s"),
+    CostArm.HOLD: (BLACK, "*"),
+    CostArm.HOST_CHECK: (VERMILION, "^"),
+}
 
 
 def style_of(arm: CostArm | str) -> ArmStyle:
@@ -67,6 +80,7 @@ def host_figure(summaries: Sequence[ArmCost], limits: Mapping[str, tuple[float, 
                 xytext=(5, -3),
                 textcoords="offset points",
                 fontsize=8,
+                bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none"},
             )
         axes.set_xlabel(f"host time of a {name}, us (bar: median, tick: 99th percentile)")
         axes.grid(axis="y", visible=False)
@@ -75,46 +89,91 @@ def host_figure(summaries: Sequence[ArmCost], limits: Mapping[str, tuple[float, 
             both[0].axvline(
                 limits[limit][0], color=GREY, lw=1.4, ls=(0, dashes), label=f"limit: {limit}"
             )
+    floor, plain = send_floor(limits), point.get(CostArm.PLAIN)
+    if floor is not None:
+        label = f"limit: the calls of a send alone, {floor:.1f} us"
+        both[0].axvline(floor, color=BLACK, lw=1.4, ls=(0, (6, 1)), label=label)
+    if plain is not None and plain.send_us is not None:
+        label = f'goal: 1/{PLAIN_OVER_OURS:g} of .to("cpu")'
+        both[0].axvline(plain.send_us / PLAIN_OVER_OURS, color=PURPLE, lw=1.6, label=label)
     both[0].set_yticks([-float(place) for place in range(len(arms))], [str(arm) for arm in arms])
     _legend(figure, [both[0]], 3)
     return figure
 
 
-def steps_figure(summaries: Sequence[ArmCost]) -> Figure:
-    """Step time over ``unpatched``'s, with intervals, by loop and batch; the band is one percent.
+def _whisker(axes: Axes, place: float, value: Ratio, colour: str, marker: str, label: str) -> None:
+    middle, low, high = value
+    axes.errorbar(
+        place,
+        middle,
+        yerr=[[max(middle - low, 0)], [max(high - middle, 0)]],
+        color=colour,
+        marker=marker,
+        capsize=3,
+        ls="none",
+        label=label,
+    )
 
-    With an idle copy stream and the least lead. A group of arms a batch size.
+
+def _ratio_panel(
+    axes: Axes,
+    batches: Sequence[int],
+    arms: Sequence[CostArm],
+    value: Callable[[CostArm, int], Ratio | None],
+    look: Callable[[CostArm], tuple[str, str, str]],
+) -> None:
+    """Ratios by batch, a group of arms each; the band is one percent either way."""
+    axes.axhspan(1 - STEP_ALLOWANCE, 1 + STEP_ALLOWANCE, color="#DDEBF5", zorder=0)
+    width = 0.75 / len(arms)
+    for place, arm in enumerate(arms):
+        for group, batch in enumerate(batches):
+            found = value(arm, batch)
+            if found is not None:
+                at = group + width * (place - (len(arms) - 1) / 2)
+                _whisker(axes, at, found, *look(arm))
+    axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+    axes.set_xlim(-0.6, max(len(batches), 1) - 0.4)
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel("requests")
+
+
+def steps_figure(samples: pd.DataFrame) -> Figure:
+    """Step time over ``unpatched``'s, window by window, by loop and batch, all leads together.
+
+    With an idle copy stream. A group of arms a batch size.
     """
+
+    def look(arm: CostArm) -> tuple[str, str, str]:
+        style = style_of(arm)
+        return style.colour, style.marker, style.label
+
     figure, both = plt.subplots(1, 2, figsize=(11.0, 4.0))
     for axes, loop, arms in zip(both, Loop, (BARE_ARMS[1:], ENGINE_ARMS[1:]), strict=True):
-        own = [one for one in summaries if one.loop == loop and one.pressure == Pressure.IDLE]
-        leads = {one.lead for one in own}
-        batches = sorted({one.batch for one in own})
-        axes.axhspan(1 - STEP_ALLOWANCE, 1 + STEP_ALLOWANCE, color="#DDEBF5", zorder=0)
-        width = 0.75 / len(arms)
-        for place, arm in enumerate(arms):
-            look = style_of(arm)
-            for one in choose(own, arm, lead=min(leads, default=1)):
-                if one.step_ratio is None:
-                    continue
-                middle, low, high = one.step_ratio
-                axes.errorbar(
-                    batches.index(one.batch) + width * (place - (len(arms) - 1) / 2),
-                    middle,
-                    yerr=[[max(middle - low, 0)], [max(high - middle, 0)]],
-                    color=look.colour,
-                    marker=look.marker,
-                    capsize=3,
-                    ls="none",
-                    label=look.label,
-                )
-        axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
-        axes.set_xlim(-0.6, max(len(batches), 1) - 0.4)
-        axes.grid(axis="x", visible=False)
-        axes.set_xlabel("requests")
+        batches = sorted({int(one) for one in samples[samples["loop"] == loop]["batch"]})
+        value = partial(_step_ratio, samples, loop)
+        _ratio_panel(axes, batches, arms, value, look)
         axes.set_title("bare transfer loop" if loop is Loop.BARE else "the engine's decode steps")
     both[0].set_ylabel("step time over unpatched's")
     _legend(figure, list(both), 4)
+    return figure
+
+
+def _step_ratio(samples: pd.DataFrame, loop: Loop, arm: CostArm, batch: int) -> Ratio | None:
+    return paired_ratio(samples, arm, loop=loop, batch=batch)
+
+
+def nets_figure(samples: pd.DataFrame) -> Figure:
+    """Step time of the engine with each net over that of one without a guard, by batch."""
+    figure, axes = plt.subplots(figsize=(8.0, 4.0))
+    batches = sorted({int(one) for one in samples[samples["loop"] == Loop.ENGINE]["batch"]})
+    arms = tuple(_NET_STYLE)
+
+    def look(arm: CostArm) -> tuple[str, str, str]:
+        return (*_NET_STYLE[arm], NETS[arm])
+
+    _ratio_panel(axes, batches, arms, partial(guard_ratio, samples), look)
+    axes.set_ylabel("step time over no guard's")
+    _legend(figure, [axes], 2)
     return figure
 
 

@@ -72,6 +72,12 @@ class HostFit:
         return replace(find_profile(base), **changed)
 
 
+def assumed_costs(profile: str) -> HostFit:
+    """The host costs that a profile has, which no row was looked at for."""
+    found = find_profile(profile)
+    return HostFit({name: getattr(found, name) * 1e6 for name in FIELDS}, 0)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One host time of an arm: as measured, and as the costs give it, in microseconds."""

@@ -114,7 +114,7 @@ _SPECS = (
         ProtocolCostSettings,
         60,
         also=("kernels", "engine_speed", "protocol_cost"),
-        key_figures=(3, 5, 6),
+        key_figures=(2, 3, 5, 7),
     ),
     NotebookSpec(
         "07_offload_capacity",

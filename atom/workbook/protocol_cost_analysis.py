@@ -52,6 +52,7 @@ class ArmCost:
         stale: payloads of another step that arrived.
         agreement: least share of tokens that are those of ``unpatched``.
         left_out: why it was not timed in some repeat.
+        windows, failed: its repeats, and those in which it was not timed.
     """
 
     point_id: str
@@ -85,6 +86,8 @@ class ArmCost:
     stale: int = 0
     agreement: float | None = None
     left_out: str | None = None
+    windows: int = 0
+    failed: int = 0
 
 
 _MEDIANS = (
@@ -126,6 +129,7 @@ def _arm(point_id: str, arm: str, arms: dict[str, pd.DataFrame], seed: int) -> A
         **{name: int(first[name]) for name in ("batch", "lead")},
     }
     reasons = rows["left_out"].dropna()
+    values |= {"windows": len(rows), "failed": len(reasons)}
     if len(reasons):
         values["left_out"] = str(reasons.iloc[0])
     if not len(numbers(rows["step_us"])):

@@ -119,10 +119,11 @@ def test_tables_have_their_rows(run: Run, costs: list[ArmCost]) -> None:
     bare = claims.costs_by_arm(costs, Loop.BARE)
     assert len(bare) == 2 * 3 * 7
     assert len(claims.costs_by_arm(costs, Loop.ENGINE)) == 3 * 6
-    guards = claims.guards_table(costs)
+    samples = run.tables["samples"]
+    guards = claims.guards_table(costs, samples)
     assert list(guards["syncs it adds"]).count("1 a step") == 1
     assert len(guards) == 6
-    decision = claims.decision_table(costs)
+    decision = claims.decision_table(costs, samples)
     assert set(decision["protocol"]) == {str(arm) for arm in claims.FOR_WHOM}
     row = decision[decision["protocol"] == "unpatched"].iloc[0]
     assert row["stale behind a store"] == 45
@@ -157,13 +158,14 @@ def test_figures_are_drawn(run: Run, costs: list[ArmCost], tmp_path: Path) -> No
     figures.style()
     drawn = [
         figures_protocol_cost.host_figure(costs, limits_by_name(run.tables["limits"])),
-        figures_protocol_cost.steps_figure(costs),
+        figures_protocol_cost.steps_figure(run.tables["samples"]),
+        figures_protocol_cost.nets_figure(run.tables["samples"]),
         figures_protocol_cost.held_figure(run.tables["held"]),
     ]
     for number, figure in enumerate(drawn):
         figure.savefig(tmp_path / f"{number}.png")
         plt.close(figure)
-    assert [len(figure.axes) for figure in drawn] == [2, 2, 2]
+    assert [len(figure.axes) for figure in drawn] == [2, 2, 1, 2]
 
 
 def test_a_recorded_run_closes_what_was_open(run: Run) -> None:
