@@ -20,6 +20,7 @@ from atom.benchmarks.protocol_cost_settings import (
 from atom.device import Device
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
 from atom.workbook.protocol_cost_analysis import cost_goals, limits_by_name, summarise
+from atom.workbook.protocol_cost_paired import pooled_goals
 from atom.workbook.records import Run
 from atom.workbook.sweep_progress import SweepProgress
 
@@ -65,11 +66,13 @@ class ProtocolCostSweep(PointSweep[ProtocolSweepSettings]):
 
     def results(self, run: Run) -> dict[str, Any]:
         """See :class:`PointSweep`."""
-        summaries = summarise(run.tables["samples"])
+        samples = run.tables["samples"]
+        summaries = summarise(samples)
+        goals = (*pooled_goals(samples), *cost_goals(summaries))
         return {
             "arms": [asdict(one) for one in summaries],
             "limits": limits_by_name(run.tables["limits"]),
-            "goals": [asdict(goal) for goal in cost_goals(summaries)],
+            "goals": [asdict(goal) for goal in goals],
         }
 
     def text(self, run: Run) -> str:
@@ -142,8 +145,10 @@ def result_text(run: Run) -> str:
                 f"{'p99':>7} {'recv':>6} {'wait':>8} {'kept us':>9} {'held':>8} {'events':>6} "
                 "stale",
             ]
-        if one.left_out is not None:
-            lines.append(f"  {one.arm:22} left out: {one.left_out[:90]}")
+        if one.failed:
+            reason = (one.left_out or "")[:90]
+            lines.append(f"  {one.arm:22} {one.failed} of {one.windows} windows left out: {reason}")
+        if one.step_us is None:
             continue
         ratio = "-" if one.step_ratio is None else f"{one.step_ratio[0]:.3f}"
         lines.append(
@@ -153,11 +158,11 @@ def result_text(run: Run) -> str:
             f"{_text(one.held_beyond_bytes, 0):>8} {_text(one.events_a_step, 2):>6} {one.stale}"
         )
     lines += ["", "goals"]
-    for goal in cost_goals(summaries):
+    for goal in (*pooled_goals(run.tables["samples"]), *cost_goals(summaries)):
         value = "no value" if goal.value is None else "{:.3f} [{:.3f}, {:.3f}]".format(*goal.value)
         sign = ">=" if goal.at_least else "<="
         lines.append(
-            f"  {goal.point_id:24} {goal.name:46} {value:28} {sign} {goal.wanted:g} {goal.outcome}"
+            f"  {goal.point_id:27} {goal.name:33} {value:28} {sign} {goal.wanted:g} {goal.outcome}"
         )
     return "\n".join(lines)
 
