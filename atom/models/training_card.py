@@ -143,7 +143,7 @@ def _size_of(config: ModelConfig, tokenizer: Path) -> str:
 
 
 def _table(values: Mapping[str, object]) -> str:
-    rows = "\n".join(f"| {name} | {value} |" for name, value in values.items())
+    rows = "\n".join(f"| {name} | {value} |" for name, value in sorted(values.items()))
     return f"| | |\n|---|---|\n{rows}\n"
 
 
