@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from atom.device.interface import DeviceKind, DeviceProperties
 from atom.errors import BadInput
 from atom.evidence import Evidence
 from atom.workbook import provenance as provenance_module
-from atom.workbook import schemas, tables
+from atom.workbook import run_checks, schemas, tables
 from atom.workbook.provenance import redact, relevant_environment
 from atom.workbook.records import (
     TABLES,
@@ -440,6 +441,15 @@ def test_check_finds_paths_that_somebody_put_in(tmp_path: Path) -> None:
     assert check_folder(path) == [
         f"{tables.shown_path(file)}:facts: holds a path, user or host name; remove it"
     ]
+
+
+def test_line_breaks_of_a_text_are_no_path() -> None:
+    """A text in JSON's quotes has a backslash before each n, which begins no folder's name."""
+    cells = [json.dumps("198+11=2 was \nThen\nKate"), "none"]
+    assert run_checks._private_cells(Path("x"), {"texts": pd.DataFrame({"text": cells})}) == []
+    for cell in (json.dumps("at /home/someone/log.txt"), '"at /home/someone/log.txt'):
+        found = run_checks._private_cells(Path("x"), {"texts": pd.DataFrame({"text": [cell]})})
+        assert len(found) == 1
 
 
 def test_the_command_tells_good_from_bad(
