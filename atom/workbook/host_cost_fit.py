@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import optimize
 
-from atom.benchmarks.protocol_cost_rows import BARE_ARMS, CostArm, Pressure
+from atom.benchmarks.protocol_cost_rows import BARE_ARMS, PROTOCOLS, CostArm, Pressure
 from atom.benchmarks.transfer_loop import CopyStreamWork, TransferLoop
 from atom.device.profiles import DeviceProfile, find_profile
 from atom.device.virtual import VirtualDevice
 from atom.workbook.protocol_cost_analysis import ArmCost, choose, limits_by_name
+from atom.workbook.protocol_cost_paired import SEND_ALONE
 
 #: fields of a profile that a step of the loop can be charged
 FIELDS = (
@@ -61,10 +63,12 @@ class HostFit:
     Attributes:
         costs: microseconds by field of the profile.
         rows: sums that they were fitted to.
+        asked: whether the ring of the recorded code asked a slot's event in every send.
     """
 
     costs: dict[str, float]
     rows: int
+    asked: bool = False
 
     def profile(self, base: str) -> DeviceProfile:
         """The profile ``base`` with these costs."""
@@ -72,10 +76,19 @@ class HostFit:
         return replace(find_profile(base), **changed)
 
 
-def assumed_costs(profile: str) -> HostFit:
-    """The host costs that a profile has, which no row was looked at for."""
+def asked_events(limits: pd.DataFrame) -> bool:
+    """Whether a run is of code whose ring asked a slot's event before it handed the slot out.
+
+    Such runs do not have the calls of a send among their limits. Today's ring knows of a slot that
+    was waited on, and does not ask; calls are counted with today's.
+    """
+    return SEND_ALONE not in set(limits["limit"])
+
+
+def profile_costs(profile: str, *, asked: bool = False) -> HostFit:
+    """The host costs that a profile has."""
     found = find_profile(profile)
-    return HostFit({name: getattr(found, name) * 1e6 for name in FIELDS}, 0)
+    return HostFit({name: getattr(found, name) * 1e6 for name in FIELDS}, 0, asked)
 
 
 @dataclass(frozen=True)
@@ -118,10 +131,20 @@ def call_counts(lead: int) -> dict[tuple[CostArm, str], tuple[float, ...]]:
     return {key: tuple(values) for key, values in found.items()}
 
 
+def _calls(arm: CostArm, section: str, lead: int, asked: bool) -> NDArray[np.float64]:
+    """Calls of each field, with the ring's question where the recorded code had it."""
+    counts = np.asarray(call_counts(lead)[arm, section])
+    takes_slot = "make" if arm is CostArm.ZERO_COPY else "send"
+    if asked and arm in PROTOCOLS and section == takes_slot:
+        counts = counts + np.asarray([float(name == "query_seconds") for name in FIELDS])
+    return counts
+
+
 def fit_costs(summaries: Sequence[ArmCost], limits: pd.DataFrame) -> HostFit | None:
     """Fit the costs to the bare loop's rows with an idle copy stream; ``None`` without any."""
-    counts: list[Sequence[float]] = []
+    counts: list[Sequence[float] | NDArray[np.float64]] = []
     measured: list[float] = []
+    asked = asked_events(limits)
     for name, (median, _) in limits_by_name(limits).items():
         if name in LIMITS and median > 0:
             counts.append([float(field == LIMITS[name]) for field in FIELDS])
@@ -129,14 +152,14 @@ def fit_costs(summaries: Sequence[ArmCost], limits: pd.DataFrame) -> HostFit | N
     for arm in FITTED:
         for one in _idle(summaries, arm):
             for section, value in _sections(one):
-                counts.append(call_counts(one.lead)[arm, section])
+                counts.append(_calls(arm, section, one.lead, asked))
                 measured.append(value)
     if not measured:
         return None
     values = np.asarray(measured)
     matrix = np.asarray(counts) / values[:, None]
     costs, _ = optimize.nnls(matrix, np.ones(len(values)))
-    return HostFit(dict(zip(FIELDS, map(float, costs), strict=True)), len(values))
+    return HostFit(dict(zip(FIELDS, map(float, costs), strict=True)), len(values), asked)
 
 
 def predictions(fit: HostFit, summaries: Sequence[ArmCost]) -> list[Prediction]:
@@ -148,7 +171,7 @@ def predictions(fit: HostFit, summaries: Sequence[ArmCost]) -> list[Prediction]:
             for section, value in _sections(one):
                 if (arm, section) in NOT_PREDICTED:
                     continue
-                predicted = float(np.dot(call_counts(one.lead)[arm, section], costs))
+                predicted = float(np.dot(_calls(arm, section, one.lead, fit.asked), costs))
                 found.append(
                     Prediction(arm, section, one.point_id, arm not in FITTED, value, predicted)
                 )
@@ -167,6 +190,8 @@ def predicted_steps(
             loop = TransferLoop(device, device.new_stream(), arm, one.batch, one.lead, work)
             loop.window(one.lead + 1)
             step = float(np.median(loop.window(one.lead + _STEPS).step)) * 1e6
+            if fit.asked and arm in PROTOCOLS:
+                step += fit.costs["query_seconds"]
             assert one.step_us is not None
             found.append(
                 Prediction(arm, "step", one.point_id, arm not in FITTED, one.step_us, step)

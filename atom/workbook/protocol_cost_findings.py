@@ -205,7 +205,8 @@ def guard_sentences(samples: pd.DataFrame, worst_kernel: float | None = None) ->
 
     Args:
         samples: rows of the experiment.
-        worst_kernel: the most that a guarded kernel by itself takes of the unguarded one's time.
+        worst_kernel: the most that a guarded kernel by itself takes of the unguarded one's time,
+            in a run of its own.
     """
     nets = {
         "reporting guard and tag": CostArm.HOLD,
@@ -229,7 +230,8 @@ def guard_sentences(samples: pd.DataFrame, worst_kernel: float | None = None) ->
     if worst is not None and worst_kernel is not None and worst[1] > worst_kernel:
         found.append(
             f"The engine's {ratio(worst)} is more than any guarded kernel by itself takes "
-            f"({worst_kernel:.3f} at most): what the rest is, is open."
+            f"({worst_kernel:.3f} at most) in the run that times kernels. Where the two runs are "
+            "of different commits the kernels may be, too; else what the rest is, is open."
         )
     tag = paired_ratio(samples, CostArm.HOLD, CostArm.NO_TAG, loop=Loop.ENGINE)
     if tag is not None:

@@ -27,6 +27,7 @@ from atom.benchmarks.protocol_cost_settings import (
     build_points,
 )
 from atom.workbook.host_cost_fit import FIELDS, LIMITS, SECTIONS, call_counts
+from atom.workbook.protocol_cost_paired import SEND_ALONE
 from atom.workbook.provenance import collect_provenance
 from atom.workbook.records import Run, load_run
 from atom.workbook.run_writer import RunWriter
@@ -75,7 +76,10 @@ def record_cost_run(
                     median_us=us,
                     p99_us=us,
                 )
-                for name, us in ((name, COSTS[field]) for name, field in LIMITS.items())
+                for name, us in (
+                    *((name, COSTS[field]) for name, field in LIMITS.items()),
+                    (SEND_ALONE, 10.2),
+                )
                 for r in range(3)
             ]
             writer.write_point(point.point_id, {"limits": rows})

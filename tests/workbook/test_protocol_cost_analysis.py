@@ -154,6 +154,24 @@ def test_a_fit_finds_the_costs_and_an_error_shows(tmp_path: Path, run: Run) -> N
     assert profile.record_seconds == pytest.approx(COSTS["record_seconds"] / 1e6, rel=0.02)
 
 
+def test_a_ring_that_asked_its_events_has_that_call_too(costs: list[ArmCost], run: Run) -> None:
+    limits = run.tables["limits"]
+    assert not host_cost_fit.asked_events(limits)
+    assert host_cost_fit.asked_events(limits[limits["limit"] != "record, wait, copy, record"])
+    [then, now] = [
+        {(one.arm, one.section): one.predicted_us for one in found}
+        for found in (
+            host_cost_fit.predictions(host_cost_fit.HostFit(COSTS, 1, asked), costs)
+            for asked in (True, False)
+        )
+    ]
+    more = {key: then[key] - now[key] for key in now}
+    asked = {key for key, us in more.items() if us == pytest.approx(COSTS["query_seconds"])}
+    sends = {(arm, "send") for arm in ("unpatched", "unpatched again", "hold", "record_stream")}
+    assert asked == sends
+    assert sum(more.values()) == pytest.approx(4 * COSTS["query_seconds"])
+
+
 def test_figures_are_drawn(run: Run, costs: list[ArmCost], tmp_path: Path) -> None:
     figures.style()
     drawn = [
