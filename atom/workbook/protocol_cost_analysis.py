@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from atom.benchmarks.protocol_cost_rows import (
     GUARD_ARMS,
@@ -137,7 +138,7 @@ def _arm(point_id: str, arm: str, arms: dict[str, pd.DataFrame], seed: int) -> A
     values |= {name: median(rows[name]) for name in _MEDIANS}
     base = arms.get(str(base_of(arm)))
     host = numbers(rows["send_us"] + rows["receive_us"])
-    values["host_us"] = float(host.median())
+    values["host_us"] = float(np.median(host))
     if base is not None and len(numbers(base["step_us"])):
         steps = numbers(base["step_us"])
         values["step_ratio"] = bootstrap_ratio(
@@ -176,15 +177,16 @@ def _arm(point_id: str, arm: str, arms: dict[str, pd.DataFrame], seed: int) -> A
     return ArmCost(**values)
 
 
-def numbers(column: pd.Series) -> pd.Series:
+def numbers(column: pd.Series) -> NDArray[np.float64]:
     """The values that are there."""
-    return column.dropna().astype(float)
+    values = column.to_numpy(dtype=float)
+    return values[~np.isnan(values)]
 
 
 def median(column: pd.Series) -> float | None:
     """Their median, if there are any."""
     values = numbers(column)
-    return float(values.median()) if len(values) else None
+    return float(np.median(values)) if len(values) else None
 
 
 def difference(a: Iterable[float], b: Iterable[float], seed: int) -> Ratio:
