@@ -3,12 +3,16 @@
 Step times come from the points themselves, so what is tested is what follows from them: which
 prefixes are found, which states are gone, and how many tokens that serves. A prefill step of the
 recorded points takes about as long whatever its tokens, so each point's own mean is taken.
+
+Each point is also simulated with one thing changed: step times, the size of the caches, or the
+order of the sessions. That shows where hits hang on what a model cannot know so closely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from atom.benchmarks.capacity import CapacityLoad, simulate
 from atom.benchmarks.capacity_machine import Machine
@@ -20,8 +24,38 @@ from atom.errors import BadInput
 
 #: largest relative difference that counts as agreement
 AGREES = 0.10
-#: the steps' times over the measured ones, at which each point is simulated
-FACTORS = (1.0, 0.9, 1.1)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a simulation of a point changes about it, one thing or nothing.
+
+    Attributes:
+        steps: step times over the measured ones.
+        caches: KV blocks of the device and bytes of the pool, over the recorded ones.
+        order: added to the seed of the order of the sessions.
+    """
+
+    steps: float = 1.0
+    caches: float = 1.0
+    order: int = 0
+
+    @property
+    def name(self) -> str:
+        """As in a row's ``point_id``."""
+        if self.order:
+            return f"order +{self.order}"
+        return f"caches x{self.caches:g}" if self.caches != 1 else f"steps x{self.steps:g}"
+
+
+AS_IT_IS = Change()
+#: how each point is simulated
+CHANGES = (
+    AS_IT_IS,
+    *(Change(steps=factor) for factor in (0.9, 1.1)),
+    *(Change(caches=factor) for factor in (0.9, 0.95, 1.05, 1.1)),
+    *(Change(order=number) for number in (1, 2, 3)),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +69,8 @@ class Checked:
         throughput: tokens a second, likewise.
         requests: of the profiling window, likewise.
         reach: least and largest share of hits with steps a tenth shorter or longer.
+        by_caches: share of hits by the factor of the caches, the smallest first; 1 is one of them.
+        by_order: share of hits with each other order of the sessions.
         apart: the hits' difference in requests of mean length.
         asked: state images asked of the pool: measured, simulated; ``None`` without one.
     """
@@ -47,6 +83,8 @@ class Checked:
     reach: tuple[float, float] | None = None
     apart: float | None = None
     asked: tuple[int, int] | None = None
+    by_caches: tuple[tuple[float, float], ...] = ()
+    by_order: tuple[float, ...] = ()
 
     def agrees(self, what: str) -> bool | None:
         """Whether ``hits``, ``failed`` or ``throughput`` differ by less than a tenth."""
@@ -54,6 +92,35 @@ class Checked:
         if measured is None or simulated is None:
             return None
         return abs(simulated - measured) <= AGREES * max(abs(measured), 1e-9)
+
+    @property
+    def like_caches(self) -> float | None:
+        """Size of the caches, over the recorded ones, at which the model finds what was measured.
+
+        On lines between the sizes simulated; ``None`` where that is at none of them.
+        """
+        measured = self.hits[0]
+        if measured is None:
+            return None
+        for (size, share), (larger, more) in pairwise(self.by_caches):
+            if min(share, more) <= measured <= max(share, more) and share != more:
+                return size + (larger - size) * (measured - share) / (more - share)
+        return None
+
+    @property
+    def closeness(self) -> float | None:
+        """Relative error of the caches' size that moves the hits by a tenth of what was measured.
+
+        By the steepest line between two sizes simulated; ``None`` where none is.
+        """
+        measured = self.hits[0]
+        slopes = [
+            (more - share) / (larger - size)
+            for (size, share), (larger, more) in pairwise(self.by_caches)
+        ]
+        if not measured or max(slopes, default=0.0) <= 0:
+            return None
+        return AGREES * measured / max(slopes)
 
 
 def usable(settings: ThroughputSettings, row: ThroughputRow) -> bool:
@@ -84,13 +151,13 @@ def machine_of(row: ThroughputRow, factor: float = 1.0) -> Machine:
     )
 
 
-def like_id(point_id: str, factor: float) -> str:
-    """Name of a simulated row: of the measured point, and the factor of its steps."""
-    return f"{point_id}/steps x{factor:g}"
+def like_id(point_id: str, change: Change) -> str:
+    """Name of a simulated row: of the measured point, and what was changed."""
+    return f"{point_id}/{change.name}"
 
 
 def simulate_like(
-    settings: ThroughputSettings, row: ThroughputRow, sessions: Sequence[Session], factor: float
+    settings: ThroughputSettings, row: ThroughputRow, sessions: Sequence[Session], change: Change
 ) -> CapacityRow:
     """Simulate a usable point of a throughput run.
 
@@ -98,7 +165,7 @@ def simulate_like(
         settings: of that run.
         row: the point.
         sessions: those of the run.
-        factor: of its step times.
+        change: one thing that is not as recorded, or nothing.
 
     Raises:
         BadInput: the run's settings have no such point.
@@ -118,20 +185,23 @@ def simulate_like(
             for one in sessions
         ]
     engine = engine_settings(settings, point.arm, row.concurrency, row.pool_gib)
-    if engine.num_kv_blocks is None:
-        block = (row.kv_bytes_per_token or 1) * engine.block_size
-        engine = engine.model_copy(update={"num_kv_blocks": (row.hbm_kv_bytes or 0) // block})
+    block = (row.kv_bytes_per_token or 1) * engine.block_size
+    blocks = engine.num_kv_blocks or (row.hbm_kv_bytes or 0) // block
+    sizes = {"num_kv_blocks": round(change.caches * blocks)}
+    if engine.cpu_pool_bytes is not None:
+        sizes["cpu_pool_bytes"] = round(change.caches * engine.cpu_pool_bytes)
+    engine = engine.model_copy(update=sizes)
     load = CapacityLoad(
         concurrency=row.concurrency,
         duration_seconds=settings.duration_seconds,
         warmup_requests_per_lane=settings.warmup_requests,
-        seed=settings.seed,
+        seed=settings.seed + change.order,
         think_cap_seconds=settings.think_cap_seconds,
     )
-    made = simulate(sessions, load, engine, machine_of(row, factor))
+    made = simulate(sessions, load, engine, machine_of(row, change.steps))
     return made.model_copy(
         update={
-            "point_id": like_id(row.point_id, factor),
+            "point_id": like_id(row.point_id, change),
             "arm": point.arm.name,
             "repeat": row.repeat,
             "pool_gib": row.pool_gib,
@@ -154,13 +224,17 @@ def compare(
     """
     found = []
     for row in rows:
-        model = simulated.get(like_id(row.point_id, 1.0))
+        model = simulated.get(like_id(row.point_id, AS_IT_IS))
         if model is None:
             continue
-        others = [simulated.get(like_id(row.point_id, factor)) for factor in FACTORS]
-        reach = [
-            share for one in others if one and (share := _share(one.hit_tokens, one.lookup_tokens))
-        ]
+        found_with = {
+            change: share
+            for change in CHANGES
+            if (one := simulated.get(like_id(row.point_id, change)))
+            and (share := _share(one.hit_tokens, one.lookup_tokens)) is not None
+        }
+        reach = [s for change, s in found_with.items() if change.caches == 1 and not change.order]
+        sizes = {c.caches: s for c, s in found_with.items() if c.steps == 1 and not c.order}
         offload, lost = row.pool_gib is not None, evicted_states.get(row.point_id, 0)
         hits = _share(row.hit_tokens, row.lookup_tokens)
         expected = _share(model.hit_tokens, model.lookup_tokens)
@@ -181,6 +255,8 @@ def compare(
                 (min(reach), max(reach)) if reach else None,
                 apart,
                 (lost + (row.states_loaded or 0), asked) if offload else None,
+                tuple(sorted(sizes.items())),
+                tuple(share for change, share in found_with.items() if change.order),
             )
         )
     return found

@@ -42,6 +42,7 @@ class Observation:
         itl_p90_seconds, ttft_seconds: means over the runs, ``None`` where not published. The first
             may be fitted, the second is only shown: it grows with the tokens of a request, and the
             sessions simulated here have fewer.
+        tokens_per_request: prompt and output, mean over the runs; shown, and not fitted.
     """
 
     setup: Setup
@@ -49,6 +50,7 @@ class Observation:
     failed: tuple[float, float] | None = None
     itl_p90_seconds: float | None = None
     ttft_seconds: float | None = None
+    tokens_per_request: float | None = None
 
     @property
     def mean_throughput(self) -> float:
@@ -86,6 +88,7 @@ class Prediction:
     failed: float | None = None
     itl_p90_seconds: float | None = None
     ttft_seconds: float | None = None
+    tokens_per_request: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,7 @@ class Surface:
             figures["failed"] if setup[1] is not None else None,
             math.exp(figures["itl"]) * fit.slowness,
             math.exp(figures["ttft"]) * fit.slowness,
+            figures["tokens"],
         )
 
 
@@ -191,6 +195,7 @@ _FIGURES: Mapping[str, Callable[[CapacityRow], float]] = {
     "failed": lambda row: row.state_failure_rate or 0.0,
     "itl": lambda row: math.log(row.itl_p90_seconds or 1e-6),
     "ttft": lambda row: math.log(row.ttft_mean_seconds or 1e-6),
+    "tokens": lambda row: row.tokens_per_request or 0.0,
 }
 
 

@@ -35,6 +35,9 @@ class TimedRunner:
         self.outputs: deque[tuple[float, StepOutput]] = deque()
         self.prefill_seconds = self.decode_seconds = 0.0
 
+    def prepare(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
+        """There are no inputs."""
+
     def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
         """Queue a step. See :class:`StepRunner`."""
         self.clock.now += self.machine.host_seconds

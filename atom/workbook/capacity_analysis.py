@@ -21,11 +21,10 @@ from atom.benchmarks.capacity_fit import (
     line_baseline,
     working_set_baseline,
 )
-from atom.benchmarks.capacity_rows import EXPERIMENT, CapacityRow
 from atom.errors import BadInput
-from atom.evidence import Evidence
+from atom.workbook.capacity_records import rows_of
 from atom.workbook.published_tables import load_published
-from atom.workbook.records import Run, existing, load_runs
+from atom.workbook.records import Run
 from atom.workbook.throughput_points import setting_text
 
 #: free numbers of the model beside those of each baseline
@@ -34,84 +33,6 @@ FREE = {"capacity model": 4, "line in pool per session": 4, "share of the workin
 #: failures both count, so that it tells the rate of loads and the bytes
 FITTED: Setup = (48, 224.0)
 _BASE = "shared_lru"
-
-
-@dataclass(frozen=True)
-class CapacityRuns:
-    """Recorded simulations.
-
-    Attributes:
-        grid: the run whose grid of byte scales and device memories is largest; ``None`` if no run
-            has one.
-        remedies: the run with most arms at one place of the grid; ``None`` if no run has more than
-            one. Of equal runs, of the grid too, the one with the longest window counts.
-        problems: runs that could not be used, and why.
-    """
-
-    grid: Run | None
-    remedies: Run | None
-    problems: tuple[str, ...]
-
-
-def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
-    """The runs to analyse; those of an earlier group of folders go first."""
-    problems: list[str] = []
-    grid = remedies = None
-    for folders in groups:
-        runs, more = load_runs(existing(folders), EXPERIMENT)
-        problems += more
-        usable = [r for r in runs if r.provenance.exit_state == "finished"]
-        usable = [r for r in usable if r.provenance.evidence is Evidence.SIMULATED]
-        usable = [r for r in usable if r.provenance.settings.get("like") is None]
-        grid = grid or max(
-            (run for run in usable if _cells(run) >= 4),
-            key=lambda run: (
-                _cells(run),
-                run.provenance.settings["duration_seconds"],
-                run.provenance.run_id,
-            ),
-            default=None,
-        )
-        compared = [run for run in usable if run.tables["points"]["arm"].nunique() > 1]
-        problems += [
-            f"{run.path}: several sizes or repeats: no comparison of remedies"
-            for run in compared
-            if not _in_one_place(run)
-        ]
-        remedies = remedies or max(
-            filter(_in_one_place, compared),
-            key=lambda run: (
-                run.tables["points"]["arm"].nunique(),
-                run.provenance.settings["duration_seconds"],
-                run.provenance.run_id,
-            ),
-            default=None,
-        )
-    return CapacityRuns(grid, remedies, tuple(dict.fromkeys(problems)))
-
-
-#: where a simulation lies in the grid
-PLACE = ("byte_scale", "device_gb", "load_gb_per_second")
-
-
-def _cells(run: Run) -> int:
-    rows = run.tables["points"]
-    places = [rows[axis].nunique() for axis in PLACE if axis in rows]
-    return math.prod(places) if len(places) == len(PLACE) and min(places) > 1 else 0
-
-
-def _in_one_place(run: Run) -> bool:
-    rows = run.tables["points"]
-    return all(rows[name].nunique() <= 1 for name in (*PLACE, "repeat") if name in rows)
-
-
-def rows_of(run: Run) -> list[CapacityRow]:
-    """Rows of a run as models."""
-    found = []
-    for values in run.tables["points"].to_dict("records"):
-        plain = {str(k): None if pd.isna(v) else v for k, v in values.items()}
-        found.append(CapacityRow.model_validate(plain))
-    return found
 
 
 def observations() -> tuple[list[Observation], list[Observation]]:
@@ -140,6 +61,11 @@ def observations() -> tuple[list[Observation], list[Observation]]:
             failures.get(key),
             mean(rows, "itl_p90_ms", 1e-3),
             mean(rows, "ttft_mean_s", 1.0),
+            sum(
+                row["throughput_tok_s_per_gpu"] * row["gpus"] * row["duration_s"] / row["requests"]
+                for row in rows
+            )
+            / len(rows),
         )
         for key, rows in runs.items()
     ]
@@ -214,17 +140,6 @@ def study(run: Run) -> Study:
     return Study(bare, offload, fitted, predicted, left_out, fits, singles, surface, baselines)
 
 
-def run_text(run: Run) -> str:
-    """What a recorded run simulated, in words."""
-    rows = run.tables["points"]
-    settings = run.provenance.settings
-    load = "generated sessions" if settings["traces"] is None else "recorded sessions"
-    return (
-        f"{len(rows)} points of {settings['duration_seconds']:,.0f} simulated s, {load}, "
-        f"{rows['arm'].nunique()} arm(s), run {run.provenance.run_id}"
-    )
-
-
 def study_sentences(found: Study) -> list[str]:
     """What the fit shows, where it does not fit, and whether the mechanism matters."""
     frozen = found.errors(found.predicted, found.unseen)
@@ -256,17 +171,6 @@ def study_sentences(found: Study) -> list[str]:
         said.append(
             f"Each setup left out in turn, the model comes {better} the better baseline in {what}: "
             f"{form.format(ours)} off, the {name} {form.format(theirs[name])}."
-        )
-    slower = [
-        (found.predicted[one.setup].ttft_seconds or 0.0) / one.ttft_seconds
-        for one in found.offload
-        if one.ttft_seconds
-    ]
-    if slower and max(slower) < 1:
-        said.append(
-            f"Waits for the first token come out at {min(slower):.2f} to {max(slower):.2f} of the "
-            "published ones. They were not fitted; the published requests are longer than those "
-            "simulated, and sessions with subagents have several under way."
         )
     if found.fitted.at_edge:
         place = (found.fitted.byte_scale, found.fitted.device_gb, found.fitted.load_gb_per_second)

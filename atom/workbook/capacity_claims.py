@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from atom.benchmarks.capacity_fit import Prediction, Setup
+from atom.benchmarks.capacity_fit import Setup
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.workbook.capacity_analysis import (
-    PLACE,
     Study,
-    in_order,
     observations,
-    range_text,
     setup_text,
-    share_text,
 )
 from atom.workbook.claim_model import Claim
 from atom.workbook.throughput_claims import open_claims as open_in_throughput
@@ -82,61 +77,6 @@ def remedies_table(rows: Sequence[CapacityRow]) -> pd.DataFrame:
 
 def _over(row: CapacityRow, base: CapacityRow) -> float:
     return row.effective_total_throughput / base.effective_total_throughput
-
-
-def direct_table(found: Study, rows: Sequence[CapacityRow]) -> pd.DataFrame:
-    """The frozen fit between the grid's places, and simulated at its own place (to rounding)."""
-    own = _at_the_fit(found, rows)
-    return pd.DataFrame(
-        {
-            "setup": setup_text(one.setup),
-            "interpolated, tok/s": f"{found.predicted[one.setup].throughput:,.0f}",
-            "simulated, tok/s": (
-                f"{own[one.setup].effective_total_throughput / found.fitted.slowness:,.0f}"
-            ),
-            "published, tok/s": f"{one.mean_throughput:,.0f}",
-            "interpolated failures": share_text(found.predicted[one.setup].failed),
-            "simulated failures": share_text(own[one.setup].state_failure_rate),
-            "published failures": range_text(one),
-        }
-        for one in found.offload
-        if one.setup in own
-    )
-
-
-def _at_the_fit(found: Study, rows: Sequence[CapacityRow]) -> dict[Setup, CapacityRow]:
-    """Rows as published that were simulated at the fitted place, to a twentieth."""
-    place = (found.fitted.byte_scale, found.fitted.device_gb, found.fitted.load_gb_per_second)
-    return {
-        (row.concurrency, row.pool_gib): row
-        for row in rows
-        if row.arm == "shared_lru"
-        and all(
-            got is not None and math.isclose(got, wanted, rel_tol=0.05)
-            for got, wanted in zip((getattr(row, name) for name in PLACE), place, strict=True)
-        )
-    }
-
-
-def direct_sentences(found: Study, rows: Sequence[CapacityRow]) -> list[str]:
-    """How far the frozen fit lies from what was published when it is simulated at its own place."""
-    own = _at_the_fit(found, rows)
-    if any(one.setup not in own for one in found.offload):
-        return ["The remedies were not simulated at the place of the frozen fit."]
-    predicted = {
-        setup: Prediction(
-            row.effective_total_throughput / found.fitted.slowness, row.state_failure_rate
-        )
-        for setup, row in own.items()
-    }
-    score = found.errors(predicted, found.unseen)
-    ordered = in_order({setup: one.failed for setup, one in predicted.items()})
-    return [
-        "Simulated at its own place, the frozen fit misses unseen setups by "
-        f"{score.throughput:.0%} in throughput (rms) and {100 * (score.failed or 0):.1f} points in "
-        "failures, which come "
-        + ("in the published order." if ordered else "in another order than the published one.")
-    ]
 
 
 def recommendation(rows: Sequence[CapacityRow]) -> pd.DataFrame:
@@ -211,7 +151,31 @@ def advice_sentences(advice: pd.DataFrame) -> list[str]:
             f"{most['remedy']} has a cost that no figure here counts: {held:.0%} of the sessions "
             "are held back until another ends."
         )
+    if shares := _shares_sentence(advice):
+        said.append(shares)
     return said
+
+
+def _shares_sentence(advice: pd.DataFrame) -> str | None:
+    """Which share of a pool that is parted serves most, and what a wrong one costs."""
+    own = advice[advice["remedy"].str.startswith("isolated-")]
+    if len(own) < 2:
+        return None
+    mean = "throughput over shared_lru, mean"
+    ordered = own.sort_values(mean)
+    worst, best = ordered.iloc[0], ordered.iloc[-1]
+    shares = [float(name.partition("-")[2]) for name in own["remedy"]]
+    verdict = (
+        "no share comes up to one LRU"
+        if best[mean] < 1
+        else f"{best['remedy']} serves more than one LRU"
+    )
+    return (
+        f"A pool parted in two, states having {min(shares):.0%} to {max(shares):.0%} of it: "
+        f"{verdict}. {best['remedy']} serves most of them ({best[mean]:.2f}; up to "
+        f"{best['worst failure rate']:.0%} of the state loads fail), {worst['remedy']} least "
+        f"({worst[mean]:.2f}): what one part lacks the other cannot lend."
+    )
 
 
 def _free_remedy(advice: pd.DataFrame) -> str | None:
@@ -253,13 +217,43 @@ def pool_sentences(rows: Sequence[CapacityRow]) -> list[str]:
             f"{line['smallest without failures']} at {line['sessions']} sessions ({size} each)"
             for line, size in zip(table.to_dict("records"), sizes, strict=True)
         )
-        + " are the smallest simulated with fewer than one failure in a hundred. The cost is host "
-        "memory."
+        + " are the smallest simulated with fewer than one failure in a hundred. "
+        + _memory_sentence(rows, table)
     ]
 
 
+def _memory_sentence(rows: Sequence[CapacityRow], table: pd.DataFrame) -> str:
+    """What those pools cost over the largest published ones, and what they serve."""
+    base = {
+        (row.concurrency, row.pool_gib): row
+        for row in rows
+        if row.arm == "shared_lru" and row.pool_gib is not None
+    }
+    parts = []
+    for line in table.to_dict("records"):
+        count = int(line["sessions"])
+        size = float(str(line["smallest without failures"]).partition(" ")[0])
+        known = [one.setup for one in observations()[1] if one.setup[0] == count]
+        largest = max((setup for setup in known if setup in base), default=None)
+        if largest is None or size <= (largest[1] or 0.0):
+            continue
+        ratio = _over(base[count, size], base[largest])
+        parts.append(f"{size - (largest[1] or 0.0):g} GiB more at {count} sessions ({ratio:.2f})")
+    if not parts:
+        return "The cost is host memory."
+    return (
+        "The cost is host memory over the largest published pool, and what it serves over that: "
+        + ", ".join(parts)
+        + "."
+    )
+
+
 def pools_without_failures(rows: Sequence[CapacityRow]) -> pd.DataFrame:
-    """Smallest simulated pool at which fewer than one in a hundred state loads fail."""
+    """Smallest simulated pool at which, as at all larger ones, fewer than one in a hundred fail.
+
+    A pool in which next to nothing is found has next to no loads that could fail: so the share of
+    the prompts that is found there stands beside it.
+    """
     lines = []
     for arm in dict.fromkeys(row.arm for row in rows):
         for count in sorted({row.concurrency for row in rows}):
@@ -273,7 +267,8 @@ def pools_without_failures(rows: Sequence[CapacityRow]) -> pd.DataFrame:
             )
             if not own:
                 continue
-            clean = [row for row in own if (row.state_failure_rate or 0.0) < NO_FAILURES]
+            bad = [n for n, row in enumerate(own) if (row.state_failure_rate or 0.0) >= NO_FAILURES]
+            clean = own[bad[-1] + 1 :] if bad else own
             pools = ", ".join(f"{row.pool_gib:g}" for row in own)
             lines.append(
                 {

@@ -11,7 +11,7 @@ import pandas as pd
 
 from atom.benchmarks.capacity_check import (
     AGREES,
-    FACTORS,
+    CHANGES,
     Checked,
     compare,
     like_id,
@@ -28,13 +28,14 @@ from atom.errors import BadInput
 from atom.evidence import Evidence
 from atom.kv_transfer.pool_entry import EntryKind
 from atom.kv_transfer.tier_counts import Cause
-from atom.workbook.capacity_analysis import rows_of
+from atom.workbook.capacity_records import rows_of
 from atom.workbook.race_analysis import label_of
 from atom.workbook.records import Run, existing, load_run, load_runs
 from atom.workbook.throughput_outcomes import OURS
 
 #: hits below it come and go with a part of the requests: the caches hold just less than is asked
 _CLIFF = 0.5
+_CLIFF_REASON = "at the cliff: a tenth of the caches spans it"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def like_plan(folder: str) -> list[str]:
         BadInput: no throughput run, or none of its points can be simulated.
     """
     _, rows = _measured(folder)
-    return [like_id(row.point_id, factor) for row, factor in product(rows, FACTORS)]
+    return [like_id(row.point_id, change) for row, change in product(rows, CHANGES)]
 
 
 def like_sessions(folder: str, traces: str | None) -> tuple[Session, ...]:
@@ -142,7 +143,7 @@ def like_sessions(folder: str, traces: str | None) -> tuple[Session, ...]:
 def like_rows(
     folder: str, sessions: Sequence[Session], done: Collection[str]
 ) -> Iterator[CapacityRow]:
-    """Simulate the points of a throughput run, each with three step times.
+    """Simulate the points of a throughput run, each as it is and with each change.
 
     Args:
         folder: of the run.
@@ -150,9 +151,9 @@ def like_rows(
         done: names of rows that are left out.
     """
     settings, rows = _measured(folder)
-    for row, factor in product(rows, FACTORS):
-        if like_id(row.point_id, factor) not in done:
-            yield simulate_like(settings, row, sessions, factor)
+    for row, change in product(rows, CHANGES):
+        if like_id(row.point_id, change) not in done:
+            yield simulate_like(settings, row, sessions, change)
 
 
 def _pair(values: tuple[float | None, float | None], form: str) -> str:
@@ -180,7 +181,7 @@ def _reason(one: Checked) -> str:
         1 + AGREES
     ):
         return "within what a tenth of the step time does"
-    return "at the cliff" if measured < _CLIFF else "not explained"
+    return _CLIFF_REASON if measured < _CLIFF and one.like_caches is not None else "not explained"
 
 
 def checked_table(points: Sequence[Checked]) -> pd.DataFrame:
@@ -228,14 +229,85 @@ def checked_sentences(points: Sequence[Checked]) -> list[str]:
             + ". Where the model finds fewer prefixes, it also asks for fewer states."
             * all(one.asked is not None and one.asked[1] < one.asked[0] for one in lost)
         )
-    if "at the cliff" in reasons:
+    said += _cliff_sentences([one for one in points if _reason(one) == _CLIFF_REASON])
+    return said
+
+
+def _cliff_sentences(cliff: Sequence[Checked]) -> list[str]:
+    """What other sizes of the caches, and other orders of the sessions, do at the cliff."""
+    if not cliff:
+        return []
+    spans = [(one.by_caches[0], one.by_caches[-1]) for one in cliff]
+    (smallest, _), (largest, _) = spans[0]
+    said = [
+        f"At these {len(cliff)} points the caches hold just less than the sessions ask for. "
+        f"Simulated with caches of {smallest:g} to {largest:g} of the size and nothing else "
+        f"changed, they find {min(low for (_, low), _ in spans):.1%} to "
+        f"{max(low for (_, low), _ in spans):.1%} at the least and "
+        f"{min(high for _, (_, high) in spans):.0%} to {max(high for _, (_, high) in spans):.0%} "
+        "at the most, so that a span of a fifth says little by itself. How steep it is says more: "
+    ]
+    close = [one.closeness for one in cliff if one.closeness is not None]
+    sizes = [one.like_caches for one in cliff if one.like_caches is not None]
+    if close:
+        said[0] += (
+            f"to come within a tenth of the hits, the size would have to be right to "
+            f"{min(close):.1%} to {max(close):.1%}. "
+        )
+    said[0] += (
+        f"The model finds what was measured with caches of {min(sizes):.3f} to {max(sizes):.3f} of "
+        "the recorded size."
+    )
+    if min(sizes) > 1 or max(sizes) < 1:
+        less = "less" if min(sizes) > 1 else "more"
         said.append(
-            "At the cliff the caches hold just less than the sessions ask for, and which of two "
-            "requests comes first decides whether one is found. The model has the engine's order, "
-            "but one mean time for every step of a point, and the rows have no more: it finds less "
-            "there than the engine did. A window holds some hundred requests."
+            f"All of them lie on one side: the model finds {less} than the engine at each. So "
+            "chance is not all of it; what those few percent in size stand for is not known."
+        )
+    orders = [one for one in cliff if one.by_order]
+    if orders:
+        inside = sum(
+            min(*one.by_order, one.hits[1] or 0.0)
+            <= (one.hits[0] or 0.0)
+            <= max(*one.by_order, one.hits[1] or 0.0)
+            for one in orders
+        )
+        widest = max(max(one.by_order) - min(one.by_order) for one in orders)
+        said.append(
+            f"Three other orders of the same sessions lie up to {100 * widest:.0f} points apart "
+            f"there, and the measured share lies within what all {len(orders[0].by_order) + 1} "
+            f"give at {inside} of {len(orders)} points. So a rate at the cliff is one draw, "
+            "measured or simulated."
         )
     return said
+
+
+def cliff_table(points: Sequence[Checked]) -> pd.DataFrame:
+    """Points that differ in hits: measured, and simulated with other caches and other orders."""
+    lines = []
+    for one in points:
+        if one.agrees("hits") is not False or not one.by_caches or _reason(one) == "one request":
+            continue
+        sizes = ", ".join(f"{size:g}" for size, _ in one.by_caches)
+        lines.append(
+            {
+                "point": one.point_id,
+                "hits measured": "" if one.hits[0] is None else f"{one.hits[0]:.1%}",
+                f"simulated, caches x {sizes}": " / ".join(
+                    f"{share:.1%}" for _, share in one.by_caches
+                ),
+                "caches at which the model finds it": ""
+                if one.like_caches is None
+                else f"x {one.like_caches:.3f}",
+                "size that moves hits by a tenth": ""
+                if one.closeness is None
+                else f"{one.closeness:.1%}",
+                "simulated, other orders of the sessions": " / ".join(
+                    f"{share:.1%}" for share in one.by_order
+                ),
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 def repeats_table(points: Sequence[Checked]) -> pd.DataFrame:

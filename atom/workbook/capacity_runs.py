@@ -43,7 +43,7 @@ _QUICK: dict[str, Any] = {"duration_seconds": 120.0, "sessions": 48}
 #: processor seconds of a simulated second, and of a point's start
 _SECONDS_A_SECOND, _START_SECONDS = 0.012, 1.0
 #: of a point of a throughput run
-_LIKE_SECONDS = 0.5
+_LIKE_SECONDS = 0.8
 
 
 class CapacitySweep(PointSweep[CapacitySettings]):

@@ -16,7 +16,7 @@ from atom.workbook.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY,
 
 _ARM_LOOK = (
     *(("o", BLACK), ("s", BLUE), ("^", GREEN), ("v", SKY), ("D", ORANGE), ("P", PURPLE)),
-    *(("X", VERMILION), ("<", GREY), ("*", BLUE), (">", GREEN)),
+    *(("X", VERMILION), ("<", GREY), ("*", BLUE), (">", GREEN), ("h", VERMILION), ("d", PURPLE)),
 )
 
 

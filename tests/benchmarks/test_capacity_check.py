@@ -8,7 +8,9 @@ import pytest
 
 from atom.benchmarks.agentic_sessions import generate_sessions
 from atom.benchmarks.capacity_check import (
-    FACTORS,
+    AS_IT_IS,
+    CHANGES,
+    Change,
     Checked,
     compare,
     like_id,
@@ -64,8 +66,9 @@ def test_step_times_come_from_the_row() -> None:
 def test_a_simulated_point_agrees_with_itself_and_not_with_another() -> None:
     point = next(one for one in build_points(SETTINGS) if one.pool_gib is not None)
     known = measured(point_id=point.point_id, pool_gib=point.pool_gib)
-    rows = [simulate_like(SETTINGS, known, SESSIONS, factor) for factor in FACTORS]
-    assert [row.point_id for row in rows] == [like_id(point.point_id, f) for f in FACTORS]
+    rows = [simulate_like(SETTINGS, known, SESSIONS, change) for change in CHANGES]
+    assert [row.point_id for row in rows] == [like_id(point.point_id, c) for c in CHANGES]
+    assert len({row.point_id for row in rows}) == len(CHANGES)
     row = rows[0]
     assert row.hit_tokens > 0
     found = measured(
@@ -86,10 +89,29 @@ def test_a_simulated_point_agrees_with_itself_and_not_with_another() -> None:
     assert same.apart == 0
     assert same.reach is not None
     assert same.reach[0] <= (same.hits[1] or 0) <= same.reach[1]
+    assert [size for size, _ in same.by_caches] == [0.9, 0.95, 1.0, 1.05, 1.1]
+    small = simulate_like(SETTINGS, known, SESSIONS, Change(caches=0.3))
+    assert small.hit_tokens / small.lookup_tokens < 0.9 * (same.hits[1] or 0)
+    assert len(same.by_order) == 3
+    assert len({same.hits[1], *same.by_order}) > 1
     assert compare([measured()], simulated, {}) == []
     other = Checked("x", (0.5, 0.6), (None, 0.1), (100.0, 109.0))
     assert other.agrees("hits") is False
     assert other.agrees("failed") is None
     assert other.agrees("throughput")
     with pytest.raises(BadInput, match="no point of the run's settings"):
-        simulate_like(SETTINGS, measured(point_id="other"), SESSIONS, 1.0)
+        simulate_like(SETTINGS, measured(point_id="other"), SESSIONS, AS_IT_IS)
+
+
+def test_the_size_of_the_caches_at_which_the_model_finds_what_was_measured() -> None:
+    sizes = ((0.9, 0.0), (1.0, 0.1), (1.1, 0.5))
+    cliff = Checked("x", (0.2, 0.1), (None, None), (1.0, 1.0), by_caches=sizes)
+    assert cliff.like_caches == pytest.approx(1.025)
+    # 0.4 a tenth of the size: a tenth of 0.2 is half a percent of it
+    assert cliff.closeness == pytest.approx(0.005)
+    beyond = Checked("x", (0.6, 0.1), (None, None), (1.0, 1.0), by_caches=sizes)
+    assert beyond.like_caches is None
+    flat = Checked("x", (0.2, 0.2), (None, None), (1.0, 1.0), by_caches=((0.9, 0.2), (1.0, 0.2)))
+    assert flat.like_caches is None
+    assert flat.closeness is None
+    assert Change(caches=0.9).name == "caches x0.9"

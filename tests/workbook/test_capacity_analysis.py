@@ -21,6 +21,8 @@ from atom.workbook import (
     capacity_analysis,
     capacity_claims,
     capacity_measured,
+    capacity_orders,
+    capacity_records,
     capacity_waits,
     capacity_what_if,
 )
@@ -50,6 +52,7 @@ def made_row(
         "ttft_mean_seconds": 20.0,
         "itl_p90_seconds": 0.1,
         "cached_share": 0.5,
+        "tokens_per_request": 70e3,
         "state_pairs": 100,
     }
     return CapacityRow.model_validate(values | over)
@@ -109,24 +112,37 @@ def test_the_study_predicts_what_it_has_not_seen_from_rows_that_hold_it() -> Non
     assert list(table["over published"]) == ["1.00"] * 7
     assert len(capacity_analysis.scores_table(found)) == 3
     assert len(capacity_analysis.singles_table(found)) == 4
-    direct = capacity_claims.direct_table(found, [made_row(48, 224.0, state_pairs_failed=9)])
+    direct = capacity_orders.direct_table(found, [made_row(48, 224.0, state_pairs_failed=9)])
     assert list(direct["simulated, tok/s"]) == ["20,000"]
     assert list(direct["simulated failures"]) == ["9.0%"]
     # a run at another place of the grid says nothing of the fit
     elsewhere = [made_row(48, 224.0, byte_scale=2.0)]
-    assert capacity_claims.direct_table(found, elsewhere).empty
-    assert "not simulated at the place" in capacity_claims.direct_sentences(found, elsewhere)[0]
+    assert capacity_orders.direct_table(found, elsewhere).empty
+    assert "not simulated at the place" in capacity_orders.direct_sentences(found, elsewhere)[0]
     own = {one.setup: round(100 * one.middle_failed) for one in found.offload}
     rows = [made_row(*setup, state_pairs_failed=failed) for setup, failed in own.items()]
-    assert "in the published order" in capacity_claims.direct_sentences(found, rows)[0]
+    assert "in the published order" in capacity_orders.direct_sentences(found, rows)[0]
     rows[0] = made_row(*found.offload[0].setup, state_pairs_failed=90)
-    assert "another order" in capacity_claims.direct_sentences(found, rows)[0]
+    assert "another order" in capacity_orders.direct_sentences(found, rows)[0]
     latencies = capacity_analysis.latencies_table(found).set_index("setup")
     assert latencies.loc["32 sessions, 96 GiB"].iloc[0] == "76 / 76"
     said = " ".join(capacity_analysis.study_sentences(found))
     assert "does not fit" not in said
     assert "3 lie within a quarter" in said
     assert "at the edge of the simulated grid: the device's KV, the rate of loads." in said
+    requests = capacity_waits.requests_table(found)
+    assert list(requests["tokens a request, frozen fit"]) == ["70,000"] * 7
+    assert "104,751" in " ".join(requests["tokens a request, published"])
+    said = " ".join(capacity_waits.requests_sentences(found))
+    assert "87,689 to 104,751 (19%), and up with throughput" in said
+    assert "open question" in said
+    # control: a model whose requests grow with throughput has a cause for it
+    grown = [
+        row.model_copy(update={"tokens_per_request": row.effective_total_throughput})
+        for row in exact_grid()
+    ]
+    found = capacity_analysis.study(made_run(grown))
+    assert "open question" not in " ".join(capacity_waits.requests_sentences(found))
 
 
 def test_a_study_says_where_it_does_not_fit() -> None:
@@ -154,10 +170,12 @@ def test_remedies_are_compared_in_one_place_of_the_grid_alone(
         return run
 
     runs = [made("a", 3600.0), made("b", 120.0), made("c", 3600.0, byte_scale=5.0)]
-    monkeypatch.setattr(capacity_analysis, "load_runs", lambda *_: (runs, []))
-    found = capacity_analysis.gather_runs(["data/runs"])
+    runs.append(made("d", 3600.0, repeat=1))
+    monkeypatch.setattr(capacity_records, "load_runs", lambda *_: (runs, []))
+    found = capacity_records.gather_runs(["data/runs"])
     # the hour, not the newer two minutes, nor the run that mixes two sizes of bytes
     assert found.remedies is runs[0]
+    assert found.repeats is runs[3]
     assert ["several sizes" in one for one in found.problems] == [True]
 
 
@@ -184,6 +202,52 @@ def test_failed_loads_are_counted_beside_each_other() -> None:
     assert any("differ, measured / simulated: a 11 of 55 / 0 of 30" in one for one in said)
     same = Checked("a", (0.2, 0.2), (0.2, 0.2), (1.0, 1.0), asked=(55, 55))
     assert not any("differ, measured" in one for one in capacity_measured.checked_sentences([same]))
+
+
+def test_the_cliff_is_shown_by_caches_and_orders_and_not_asserted() -> None:
+    sizes = ((0.9, 0.0), (1.0, 0.1), (1.1, 0.5))
+    cliff = Checked(
+        "a", (0.2, 0.1), (None, None), (1.0, 1.0), by_caches=sizes, by_order=(0.05, 0.3)
+    )
+    said = " ".join(capacity_measured.checked_sentences([cliff]))
+    assert "caches of 1.025 to 1.025 of the recorded size" in said
+    assert "finds less than the engine at each" in said
+    assert "at 1 of 1 points" in said
+    table = capacity_measured.cliff_table([cliff])
+    assert table.iloc[0]["caches at which the model finds it"] == "x 1.025"
+    # control: hits that no size within a tenth gives are not explained
+    beyond = Checked("b", (0.4, 0.1), (None, None), (1.0, 1.0), by_caches=sizes[:2])
+    said = " ".join(capacity_measured.checked_sentences([beyond]))
+    assert "1 not explained" in said
+    assert "recorded size" not in said
+
+
+def test_orders_of_the_sessions_give_remedies_a_spread() -> None:
+    found = capacity_analysis.study(made_run(exact_grid()))
+    shares = {one.setup: round(100 * one.middle_failed) for one in found.offload}
+    rows = []
+    for setup, failed in shares.items():
+        rows += [
+            made_row(*setup, seed=1, state_pairs_failed=failed),
+            made_row(
+                *setup, seed=2, state_pairs_failed=60 - failed, effective_total_throughput=5e4
+            ),
+            made_row(*setup, "late_lookup", seed=1, effective_total_throughput=44e3),
+            made_row(*setup, "late_lookup", seed=2, effective_total_throughput=44e3),
+        ]
+    table = capacity_orders.orders_table(rows)
+    late = table[table["remedy"] == "late_lookup"]
+    assert set(late["over shared_lru of the same order"]) == {"0.88 to 1.10"}
+    said = capacity_orders.orders_sentences(rows)
+    assert "by up to 25%" in said[0]
+    assert "fewer failures than the shared pool in 8 of 8 pairs" in said[1]
+    assert "more throughput in 4 (0.88 to 1.10)" in said[1]
+    direct = capacity_orders.direct_table(found, rows)
+    assert list(direct["orders of the sessions"]) == [2] * 4
+    said = capacity_orders.direct_sentences(found, rows)
+    assert "Of 2 orders of the same sessions, 1 give the published order" in said[1]
+    # one order has no spread to speak of
+    assert len(capacity_orders.direct_sentences(found, [r for r in rows if r.seed == 1])) == 1
 
 
 def test_waits_order_the_failures_and_leave_few_sessions_to_serve() -> None:
@@ -273,6 +337,22 @@ def test_the_advice_names_the_best_remedy_without_failures() -> None:
     assert "No simulated pool" in capacity_claims.pool_sentences(remedies())[0]
     clean = [row.model_copy(update={"state_pairs_failed": 0}) for row in remedies()]
     assert "224 GiB at 48 sessions (4.7 GiB each)" in capacity_claims.pool_sentences(clean)[0]
+    more = [
+        row.model_copy(update={"pool_gib": 400.0, "effective_total_throughput": 60e3})
+        for row in clean
+        if row.concurrency == 64
+    ]
+    failing = [
+        row.model_copy(update={"state_pairs_failed": 20}) for row in clean if row.concurrency == 64
+    ]
+    (text,) = capacity_claims.pool_sentences(
+        [*(row for row in clean if row.concurrency != 64), *failing, *more]
+    )
+    assert "112 GiB more at 64 sessions (1.50)" in text
+    # a small pool in which nothing can fail is no pool without failures where a larger one fails
+    larger = [row.model_copy(update={"pool_gib": 999.0}) for row in failing]
+    pools = capacity_claims.pools_without_failures([*clean, *larger])
+    assert set(pools[pools["sessions"] == 64]["smallest without failures"]) == {"none of these"}
     pools = capacity_claims.pools_without_failures(remedies())
     by_arm = pools.groupby("remedy")["smallest without failures"].apply(set)
     assert by_arm["shared_lru"] == {"none of these"}
