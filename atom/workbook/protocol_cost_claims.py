@@ -27,6 +27,8 @@ NOTHING = "–"
 FAILED = "requests failed"
 #: batch and lead that a table of one line an arm is taken at, where they were run
 SHOWN_BATCH, SHOWN_LEAD = 32, 1
+#: columns of the points' tables that are left out where they are zero throughout
+MOSTLY_ZERO = ("segments", "retries", "windows failed")
 #: nets of the engine, by arm
 NETS = {
     CostArm.NO_GUARD: "no guard",
@@ -250,8 +252,8 @@ def windows_table(windows: Mapping[str, Counter[int]]) -> pd.DataFrame:
 
 
 def costs_by_arm(summaries: Sequence[ArmCost], loop: Loop) -> pd.DataFrame:
-    """One row an arm and point of a loop."""
-    return pd.DataFrame(
+    """One row an arm and point of a loop. What is zero in all of them has no column."""
+    table = pd.DataFrame(
         {
             "batch": one.batch,
             **({"lead": one.lead} if loop is Loop.BARE else {}),
@@ -272,11 +274,13 @@ def costs_by_arm(summaries: Sequence[ArmCost], loop: Loop) -> pd.DataFrame:
             "retries": one.retries,
             "events a step": number(one.events_a_step, 2),
             "stale": one.stale if one.step_us is not None else NOTHING,
-            "windows failed": f"{one.failed} of {one.windows}" if one.failed else "none",
+            "windows failed": f"{one.failed} of {one.windows}" if one.failed else 0,
         }
         for one in summaries
         if one.loop == loop and one.arm not in GUARD_ARMS
     )
+    idle = [name for name in MOSTLY_ZERO if name in table and (table[name] == 0).all()]
+    return table.drop(columns=idle)
 
 
 def guard_ratio(samples: pd.DataFrame, arm: CostArm, batch: int) -> Ratio | None:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from atom.benchmarks.protocol_cost_rows import CostArm, Loop, Pressure
 from atom.workbook.engine_speed_analysis import MET, Goal, Ratio
+from atom.workbook.protocol_cost import goals_table
 from atom.workbook.protocol_cost_analysis import PLAIN_OVER_OURS, ArmCost, choose
 from atom.workbook.protocol_cost_claims import guard_ratio, ratio
 from atom.workbook.protocol_cost_paired import (
@@ -40,19 +41,14 @@ def direction(value: Ratio) -> str:
     return "longer" if value[1] > 1 else "shorter" if value[2] < 1 else "neither, by its interval"
 
 
-def goal_sentences(pooled: Sequence[Goal], single: Sequence[Goal]) -> list[str]:
-    """What became of each goal: over all points together, and how many points say so alone."""
-    found = []
+def pooled_table(pooled: Sequence[Goal], single: Sequence[Goal]) -> pd.DataFrame:
+    """The goals over all points together, and at how many points one meets them by itself."""
+    alone = []
     for goal in pooled:
         loop = goal.point_id.partition(",")[0]
-        alone = [one for one in single if one.name == goal.name and one.point_id.startswith(loop)]
-        met = sum(one.outcome == MET for one in alone)
-        found.append(
-            f"{goal.name}, {goal.point_id}: {ratio(goal.value)}, wanted "
-            f"{'at least' if goal.at_least else 'at most'} {goal.wanted:g}: {goal.outcome}. "
-            f"By itself, a point meets it at {met} of {len(alone)}."
-        )
-    return found
+        own = [one for one in single if one.name == goal.name and one.point_id.startswith(loop)]
+        alone.append(f"{sum(one.outcome == MET for one in own)} of {len(own)}")
+    return goals_table(pooled).assign(**{"points that meet it alone": alone})
 
 
 def send_sentences(samples: pd.DataFrame, limits: Limits) -> list[str]:
