@@ -252,7 +252,10 @@ def windows_table(windows: Mapping[str, Counter[int]]) -> pd.DataFrame:
 
 
 def costs_by_arm(summaries: Sequence[ArmCost], loop: Loop) -> pd.DataFrame:
-    """One row an arm and point of a loop. What is zero in all of them has no column."""
+    """One row an arm and point of a loop. What is zero in all of them has no column.
+
+    The base is ``unpatched``; ``from`` and ``to`` are the ends of the ratio's interval.
+    """
     table = pd.DataFrame(
         {
             "batch": one.batch,
@@ -261,7 +264,10 @@ def costs_by_arm(summaries: Sequence[ArmCost], loop: Loop) -> pd.DataFrame:
             "arm": one.arm,
             "step us": FAILED if one.windows == one.failed else number(one.step_us, 1),
             "p99 us": number(one.step_p99_us, 1),
-            "step over base": ratio(one.step_ratio),
+            **{
+                name: number(None if one.step_ratio is None else one.step_ratio[place], 3)
+                for place, name in enumerate(("over base", "from", "to"))
+            },
             **({"make us": number(one.make_us, 2)} if loop is Loop.BARE else {}),
             "send us": number(one.send_us, 2),
             "send p99 us": number(one.send_p99_us, 1),
