@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from scipy.stats import fisher_exact
 
 from atom.benchmarks.capacity_check import (
     AGREES,
@@ -22,11 +24,11 @@ from atom.benchmarks.capacity_rows import EXPERIMENT, CapacityRow
 from atom.benchmarks.session_model import Session
 from atom.benchmarks.throughput_point import read_sessions
 from atom.benchmarks.throughput_rows import EXPERIMENT as THROUGHPUT
-from atom.benchmarks.throughput_rows import ThroughputRow
+from atom.benchmarks.throughput_rows import Outcome, ThroughputRow
 from atom.benchmarks.throughput_settings import ThroughputSettings
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.kv_transfer.pool_entry import EntryKind
+from atom.kv_transfer.pool_entry import EntryKind, PoolPolicy
 from atom.kv_transfer.tier_counts import Cause
 from atom.workbook.capacity_records import rows_of
 from atom.workbook.race_analysis import label_of
@@ -47,12 +49,19 @@ class RecordedCheck:
         notes: what was not done, and why.
         machine: of the measured run.
         run_ids: of the measured run and of the simulated one.
+        rows: measured points of our engine, all of them.
+        evicted: state loads of a point that failed since the pool had evicted the state; points
+            that are not named have none.
+        slug: of the machine, as in the record.
     """
 
     points: tuple[Checked, ...] = ()
     notes: tuple[str, ...] = ()
     machine: str = ""
     run_ids: tuple[str, ...] = ()
+    rows: tuple[ThroughputRow, ...] = ()
+    evicted: Mapping[str, int] = field(default_factory=dict)
+    slug: str = ""
 
 
 def check_recorded(*groups: Sequence[str]) -> RecordedCheck:
@@ -64,13 +73,17 @@ def check_recorded(*groups: Sequence[str]) -> RecordedCheck:
             for model in sorted(models, key=lambda one: one.provenance.run_id, reverse=True):
                 like = model.provenance.settings.get("like")
                 if like is not None and Path(like).name == run.path.name:
-                    points = compare(
-                        _rows(run),
-                        {row.point_id: row for row in rows_of(model)},
-                        _evicted(run),
+                    rows, evicted = _rows(run), _evicted(run)
+                    simulated = {row.point_id: row for row in rows_of(model)}
+                    return RecordedCheck(
+                        tuple(compare(rows, simulated, evicted)),
+                        (),
+                        label_of(run),
+                        (run.provenance.run_id, model.provenance.run_id),
+                        tuple(row for row in rows if row.system == OURS),
+                        evicted,
+                        run.provenance.machine,
                     )
-                    ids = (run.provenance.run_id, model.provenance.run_id)
-                    return RecordedCheck(tuple(points), (), label_of(run), ids)
     return RecordedCheck(
         notes=(
             "No rows: not run. Simulate a recorded throughput run of this engine with "
@@ -327,3 +340,59 @@ def repeats_table(points: Sequence[Checked]) -> pd.DataFrame:
         for name, own in twins.items()
         if len(own) > 1
     )
+
+
+def measured_arguments(found: RecordedCheck) -> dict[str, dict[str, Any]]:
+    """Arguments of ``judge`` by claim: what the recorded hardware run says of failed loads."""
+    with_pool = [row for row in found.rows if row.pool_gib is not None]
+    same: dict[str, Any] = {"machine": found.slug, "run_ids": found.run_ids[:1]}
+    arguments: dict[str, dict[str, Any]] = {}
+
+    def lost(row: ThroughputRow) -> int:
+        return found.evicted.get(row.point_id, 0)
+
+    served = [row for row in with_pool if row.outcome is Outcome.OK]
+    twins = [
+        (shared, paired)
+        for shared, paired in product(served, served)
+        if (shared.offload_policy, paired.offload_policy)
+        == (PoolPolicy.SHARED_LRU, PoolPolicy.PAIRED)
+        and (shared.concurrency, shared.pool_gib) == (paired.concurrency, paired.pool_gib)
+        and shared.arm == str(paired.arm).replace(", paired", "")
+    ]
+    if twins:
+        # a point of one policy may stand beside several repeats of the other
+        sides = [list({pair[n].point_id: pair[n] for pair in twins}.values()) for n in (0, 1)]
+        (failed, asked), (other, other_asked) = (
+            (sum(map(lost, rows)), sum(lost(row) + (row.states_loaded or 0) for row in rows))
+            for rows in sides
+        )
+        chance = fisher_exact([[failed, asked - failed], [other, other_asked - other]]).pvalue
+        arguments["limit-07"] = {
+            "holds": failed > 0 and other == 0,
+            "value": f"{failed} of {asked} state loads fail in one LRU, {other} of {other_asked} "
+            "where a state goes with its KV",
+            "detail": f"equal pool and sessions, the policy alone differs; by chance {chance:.2g}. "
+            "Our engine",
+            **same,
+        }
+    if served:
+        total = sum(map(lost, served))
+        arguments["limit-08"] = {
+            "holds": total > 0,
+            "value": f"{total} state loads whose KV was there and whose state was evicted, at "
+            f"{sum(lost(row) > 0 for row in served)} of {len(served)} points",
+            "detail": "what lies behind the next lower state is computed again. Our engine",
+            **same,
+        }
+    broken = [row for row in with_pool if row.outcome in (Outcome.CRASH, Outcome.GUARD_ERROR)]
+    if broken and served:
+        clean = [row for row in broken if not lost(row)]
+        arguments["limit-10"] = {
+            "undecided": f"{len(clean)} of {len(broken)} points that crashed or met the guard had "
+            f"no failed state load, and {sum(lost(row) > 0 for row in served)} points with failed "
+            "loads ran to their end: neither needs the other. The loads are too few to compare "
+            "their share between protocols",
+            **same,
+        }
+    return arguments

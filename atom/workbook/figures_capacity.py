@@ -99,6 +99,10 @@ def remedies_figure(rows: Sequence[CapacityRow], setups: Sequence[Setup]) -> Fig
             [own[setups[place]].effective_total_throughput / 1e3 for place in places],
             **look,
         )
+    for axes in (above, below):
+        axes.grid(axis="x", visible=False)
+        for place in range(1, len(setups)):
+            axes.axvline(place - 0.5, color=GREY, lw=0.5)
     above.set_ylabel("state loads that fail, %")
     below.set_ylabel("thousand tokens a second")
     below.set_ylim(bottom=0)

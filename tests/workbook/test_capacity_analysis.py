@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from atom.benchmarks.capacity_check import Checked
 from atom.benchmarks.capacity_points import CapacitySettings
 from atom.benchmarks.capacity_rows import CapacityRow
+from atom.benchmarks.throughput_rows import Outcome
 from atom.config import OffloadCapacitySettings
 from atom.errors import BadInput
 from atom.evidence import Evidence
@@ -220,6 +222,37 @@ def test_the_cliff_is_shown_by_caches_and_orders_and_not_asserted() -> None:
     said = " ".join(capacity_measured.checked_sentences([beyond]))
     assert "1 not explained" in said
     assert "recorded size" not in said
+
+
+def test_a_hardware_run_settles_the_cause_by_its_policies() -> None:
+    def point(name: str, outcome: Outcome = Outcome.OK, policy: str = "shared_lru") -> Any:
+        return SimpleNamespace(
+            point_id=name,
+            arm="hold, paired" if policy == "paired" else "hold",
+            concurrency=64,
+            pool_gib=14.0,
+            offload_policy=policy,
+            outcome=outcome,
+            states_loaded=40,
+        )
+
+    rows = (point("a"), point("b", policy="paired"), point("c", Outcome.CRASH))
+    check = capacity_measured.RecordedCheck(rows=rows, evicted={"a": 10}, slug="h200")
+    claims, found = load_claims(), capacity_measured.measured_arguments(check)
+    judged = {
+        name: judge(claims[name], Evidence.MEASURED, **given) for name, given in found.items()
+    }
+    assert judged["limit-07"].value.startswith("10 of 50 state loads fail in one LRU, 0 of 40")
+    assert judged["limit-07"].verdict is judged["limit-08"].verdict is Verdict.REPRODUCED
+    assert judged["limit-10"].verdict is Verdict.INCONCLUSIVE
+    assert "1 of 1 points that crashed" in judged["limit-10"].detail
+    # control: where paired loads fail as well, the policy is not the cause
+    both = replace(check, evicted={"a": 10, "b": 10})
+    found = capacity_measured.measured_arguments(both)
+    assert judge(claims["limit-07"], Evidence.MEASURED, **found["limit-07"]).verdict is (
+        Verdict.DIFFERS
+    )
+    assert capacity_measured.measured_arguments(capacity_measured.RecordedCheck()) == {}
 
 
 def test_orders_of_the_sessions_give_remedies_a_spread() -> None:
