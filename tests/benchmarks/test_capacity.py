@@ -177,10 +177,14 @@ def test_more_pool_never_lowers_the_hit_rate_of_equal_objects(
     assert rates == sorted(rates)
 
 
-def test_bytes_are_conserved() -> None:
+@pytest.mark.parametrize("policy", PoolPolicy)
+@pytest.mark.parametrize("pool_mib", [40, 96])
+def test_bytes_are_conserved(policy: PoolPolicy, pool_mib: int) -> None:
     load = CapacityLoad(concurrency=6, duration_seconds=12.0)
     machine = Machine(kv_bytes_per_token=4096, state_image_bytes=MIB)
-    chosen = EngineSettings.parse({**SERVING, "cpu_pool_bytes": 40 * MIB})
+    chosen = EngineSettings.parse(
+        {**SERVING, "cpu_pool_bytes": pool_mib * MIB, "offload_policy": policy.value}
+    )
     simulation = Simulation(SESSIONS, load, chosen, machine, leaps=True)
     row = simulation.run()
     engine = simulation.engine
@@ -197,7 +201,7 @@ def test_bytes_are_conserved() -> None:
         assert stored + under_way == held + stats[f"pool_{kind}_evicted"]
         moved += (stored + under_way) * sizes[kind]
     assert row.stored_bytes == moved
-    assert stats["pool_kv_bytes"] + stats["pool_state_bytes"] <= 40 * MIB
+    assert stats["pool_kv_bytes"] + stats["pool_state_bytes"] <= pool_mib * MIB
     assert row.kv_evicted > 0
     assert row.states_evicted > 0
 
