@@ -157,14 +157,14 @@ def like_id(point_id: str, change: Change) -> str:
 
 
 def simulate_like(
-    settings: ThroughputSettings, row: ThroughputRow, sessions: Sequence[Session], change: Change
+    settings: ThroughputSettings, sessions: Sequence[Session], row: ThroughputRow, change: Change
 ) -> CapacityRow:
     """Simulate a usable point of a throughput run.
 
     Args:
         settings: of that run.
-        row: the point.
         sessions: those of the run.
+        row: the point.
         change: one thing that is not as recorded, or nothing.
 
     Raises:

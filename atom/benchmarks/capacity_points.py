@@ -319,7 +319,7 @@ def check_fits(
 
 
 def run_point(
-    settings: CapacitySettings, point: CapacityPoint, sessions: Sequence[Session]
+    settings: CapacitySettings, sessions: Sequence[Session], point: CapacityPoint
 ) -> CapacityRow:
     """Simulate one point."""
     arm = point.arm

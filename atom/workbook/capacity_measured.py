@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -14,13 +14,13 @@ from scipy.stats import fisher_exact
 from atom.benchmarks.capacity_check import (
     AGREES,
     CHANGES,
+    Change,
     Checked,
     compare,
     like_id,
-    simulate_like,
     usable,
 )
-from atom.benchmarks.capacity_rows import EXPERIMENT, CapacityRow
+from atom.benchmarks.capacity_rows import EXPERIMENT
 from atom.benchmarks.session_model import Session
 from atom.benchmarks.throughput_point import read_sessions
 from atom.benchmarks.throughput_rows import EXPERIMENT as THROUGHPUT
@@ -153,20 +153,24 @@ def like_sessions(folder: str, traces: str | None) -> tuple[Session, ...]:
     return read_sessions(settings.model_copy(update={"traces": traces})).sessions
 
 
-def like_rows(
-    folder: str, sessions: Sequence[Session], done: Collection[str]
-) -> Iterator[CapacityRow]:
-    """Simulate the points of a throughput run, each as it is and with each change.
+def like_tasks(
+    folder: str, done: Collection[str]
+) -> tuple[ThroughputSettings, list[tuple[ThroughputRow, Change]]]:
+    """What of a throughput run is to be simulated: each point as it is and with each change.
 
     Args:
         folder: of the run.
-        sessions: of :func:`like_sessions`.
         done: names of rows that are left out.
+
+    Returns:
+        Its settings; and points with their changes, for :func:`simulate_like`.
     """
     settings, rows = _measured(folder)
-    for row, change in product(rows, CHANGES):
-        if like_id(row.point_id, change) not in done:
-            yield simulate_like(settings, row, sessions, change)
+    return settings, [
+        (row, change)
+        for row, change in product(rows, CHANGES)
+        if like_id(row.point_id, change) not in done
+    ]
 
 
 def _pair(values: tuple[float | None, float | None], form: str) -> str:
@@ -227,9 +231,18 @@ def checked_sentences(points: Sequence[Checked]) -> list[str]:
     said = ["; ".join(counts) + "."]
     high = [one for one in points if (one.hits[0] or 0.0) >= _CLIFF]
     if high and all(one.agrees("hits") for one in high):
-        said.append(
-            f"Where half of the tokens or more are found, all {len(high)} points agree in hits."
-        )
+        text = f"Where half of the tokens or more are found, all {len(high)} points agree in hits."
+        moved = [
+            max(abs(share - (one.hits[1] or 0.0)) / (one.hits[1] or 1.0) for share in shares)
+            for one in high
+            if (shares := [share for _, share in one.by_caches])
+        ]
+        if moved:
+            text += (
+                " Caches a tenth smaller or larger move the simulated hits there by up to "
+                f"{max(moved):.0%}."
+            )
+        said.append(text)
     reasons = [reason for one in points if (reason := _reason(one))]
     if reasons:
         parts = [f"{reasons.count(name)} {name}" for name in dict.fromkeys(reasons)]

@@ -7,7 +7,7 @@ import gc
 import os
 import pickle
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import pandas as pd
 
+from atom.benchmarks.capacity_check import simulate_like
 from atom.benchmarks.capacity_points import (
-    CapacityPoint,
     CapacitySettings,
     build_points,
     check_fits,
@@ -31,7 +31,7 @@ from atom.device import Device, DeviceKind
 from atom.device.interface import DeviceProperties
 from atom.errors import BadInput
 from atom.evidence import Evidence
-from atom.workbook.capacity_measured import like_plan, like_rows, like_sessions
+from atom.workbook.capacity_measured import like_plan, like_sessions, like_tasks
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, record_points
 from atom.workbook.records import Run
 from atom.workbook.sweep_progress import SweepProgress
@@ -98,7 +98,7 @@ class CapacitySweep(PointSweep[CapacitySettings]):
 
     def side_by_side(self, settings: CapacitySettings) -> int:
         """See :class:`PointSweep`."""
-        return 1 if settings.like else settings.processes or len(os.sched_getaffinity(0))
+        return settings.processes or len(os.sched_getaffinity(0))
 
     def device_of(self, settings: CapacitySettings) -> DeviceChoice:
         """See :class:`PointSweep`."""
@@ -140,12 +140,14 @@ class CapacitySweep(PointSweep[CapacitySettings]):
         done: Collection[str],
     ) -> Measured:
         """See :class:`PointSweep`."""
+        count = self.side_by_side(settings)
         if settings.like is not None:
-            for row in like_rows(settings.like, ready, done):
-                yield row.point_id, {"points": [row]}
-            return
-        points = [point for point in build_points(settings) if point.point_id not in done]
-        for row in simulated(settings, points, ready, self.side_by_side(settings)):
+            measured, tasks = like_tasks(settings.like, done)
+            rows = simulated(simulate_like, (measured, ready), tasks, count)
+        else:
+            left = [point for point in build_points(settings) if point.point_id not in done]
+            rows = simulated(run_point, (settings, ready), [(point,) for point in left], count)
+        for row in rows:
             yield row.point_id, {"points": [row]}
 
     def text(self, run: Run) -> str:
@@ -154,32 +156,39 @@ class CapacitySweep(PointSweep[CapacitySettings]):
 
 
 def simulated(
-    settings: CapacitySettings,
-    points: Sequence[CapacityPoint],
-    sessions: tuple[Session, ...],
+    run: Callable[..., CapacityRow],
+    common: tuple[Any, tuple[Session, ...]],
+    tasks: Sequence[tuple[Any, ...]],
     processes: int,
 ) -> Iterator[CapacityRow]:
-    """Rows of points as they end, each simulated in one of ``processes`` processes."""
-    if min(processes, len(points)) <= 1:
-        for point in points:
-            yield run_point(settings, point, sessions)
+    """Rows as they end, each simulated in one of ``processes`` processes.
+
+    Args:
+        run: called with what is common and with a task; of a module, for another process.
+        common: settings and sessions.
+        tasks: what else ``run`` takes, a row each.
+        processes: how many.
+    """
+    if min(processes, len(tasks)) <= 1:
+        for task in tasks:
+            yield run(*common, *task)
         return
-    with _workers(settings, sessions, min(processes, len(points))) as pool:
-        futures = [pool.submit(_in_worker, point) for point in points]
+    with _workers(run, common, min(processes, len(tasks))) as pool:
+        futures = [pool.submit(_in_worker, task) for task in tasks]
         for future in as_completed(futures):
             yield future.result()
 
 
 @contextmanager
 def _workers(
-    settings: CapacitySettings, sessions: tuple[Session, ...], count: int
+    run: Callable[..., CapacityRow], common: tuple[Any, tuple[Session, ...]], count: int
 ) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(
         count,
         mp_context=get_context("spawn"),
         initializer=_start_worker,
         # a session has long lists: they are written out once, not for each process
-        initargs=(settings, pickle.dumps(sessions)),
+        initargs=(run, pickle.dumps(common)),
     )
     try:
         yield pool
@@ -195,16 +204,16 @@ def _workers(
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(settings: CapacitySettings, sessions: bytes) -> None:
+def _start_worker(run: Callable[..., CapacityRow], common: bytes) -> None:
     # Ctrl-C reaches all processes of a terminal; it is for the first, which ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # entries of a pool are many and form no cycles: looking through them takes a tenth of the time
     gc.disable()
-    _worker.update(settings=settings, sessions=pickle.loads(sessions))
+    _worker.update(run=run, common=pickle.loads(common))
 
 
-def _in_worker(point: CapacityPoint) -> CapacityRow:
-    row = run_point(_worker["settings"], point, _worker["sessions"])
+def _in_worker(task: tuple[Any, ...]) -> CapacityRow:
+    row: CapacityRow = _worker["run"](*_worker["common"], *task)
     gc.collect()
     return row
 

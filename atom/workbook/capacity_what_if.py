@@ -52,7 +52,7 @@ def curve_rows(panel: CapacitySettings, progress: SweepProgress | None = None) -
     progress.start(len(points), _POINT_SECONDS * len(points))
     rows = []
     for point in points:
-        rows.append(run_point(panel, point, sessions))
+        rows.append(run_point(panel, sessions, point))
         progress.advance(1)
     progress.stop()
     return rows

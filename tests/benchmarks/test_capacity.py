@@ -118,7 +118,7 @@ def test_minutes_of_the_published_scale_take_seconds_of_one_core() -> None:
     (one,) = build_points(settings)
     sessions = read_sessions(settings)
     begun = time.process_time()
-    row = run_point(settings, one, sessions)
+    row = run_point(settings, sessions, one)
     used = time.process_time() - begun
     assert row.requests > 30
     assert used < 120 * row.simulated_seconds / 3600

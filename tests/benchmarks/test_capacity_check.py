@@ -66,7 +66,7 @@ def test_step_times_come_from_the_row() -> None:
 def test_a_simulated_point_agrees_with_itself_and_not_with_another() -> None:
     point = next(one for one in build_points(SETTINGS) if one.pool_gib is not None)
     known = measured(point_id=point.point_id, pool_gib=point.pool_gib)
-    rows = [simulate_like(SETTINGS, known, SESSIONS, change) for change in CHANGES]
+    rows = [simulate_like(SETTINGS, SESSIONS, known, change) for change in CHANGES]
     assert [row.point_id for row in rows] == [like_id(point.point_id, c) for c in CHANGES]
     assert len({row.point_id for row in rows}) == len(CHANGES)
     row = rows[0]
@@ -90,7 +90,7 @@ def test_a_simulated_point_agrees_with_itself_and_not_with_another() -> None:
     assert same.reach is not None
     assert same.reach[0] <= (same.hits[1] or 0) <= same.reach[1]
     assert [size for size, _ in same.by_caches] == [0.9, 0.95, 1.0, 1.05, 1.1]
-    small = simulate_like(SETTINGS, known, SESSIONS, Change(caches=0.3))
+    small = simulate_like(SETTINGS, SESSIONS, known, Change(caches=0.3))
     assert small.hit_tokens / small.lookup_tokens < 0.9 * (same.hits[1] or 0)
     assert len(same.by_order) == 3
     assert len({same.hits[1], *same.by_order}) > 1
@@ -100,7 +100,7 @@ def test_a_simulated_point_agrees_with_itself_and_not_with_another() -> None:
     assert other.agrees("failed") is None
     assert other.agrees("throughput")
     with pytest.raises(BadInput, match="no point of the run's settings"):
-        simulate_like(SETTINGS, measured(point_id="other"), SESSIONS, AS_IT_IS)
+        simulate_like(SETTINGS, SESSIONS, measured(point_id="other"), AS_IT_IS)
 
 
 def test_the_size_of_the_caches_at_which_the_model_finds_what_was_measured() -> None:

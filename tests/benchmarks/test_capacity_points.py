@@ -112,7 +112,7 @@ def test_remedies_change_what_they_say() -> None:
     settings = CapacitySettings.parse(SMALL | {"arms": arms})
     sessions = generate_sessions(8, 42).sessions
     rows = {
-        (point.arm.name, point.pool_gib): run_point(settings, point, sessions)
+        (point.arm.name, point.pool_gib): run_point(settings, sessions, point)
         for point in build_points(settings)
     }
     shared = rows["shared_lru", 4.0]
