@@ -212,10 +212,7 @@ def fit(
         offload: hours with offload that may be looked at.
     """
     noise = Noise()
-    lattice = [
-        np.unique([*axis, *np.geomspace(axis[0], axis[-1], n)[1:-1]])
-        for axis, n in zip(surface.axes, _LATTICE, strict=True)
-    ]
+    lattice = _lattice(surface)
     slow: _Array = np.zeros(tuple(map(len, lattice)))
     for one in bare:
         logs = surface.on_lattice(one.setup, "throughput", lattice)
@@ -246,6 +243,26 @@ def fit(
         numbers=numbers,
         at_edge=any(at in (0, len(a) - 1) for at, a in zip(best, lattice, strict=True)),
     )
+
+
+def _lattice(surface: Surface) -> list[_Array]:
+    return [
+        np.unique([*axis, *np.geomspace(axis[0], axis[-1], n)[1:-1]])
+        for axis, n in zip(surface.axes, _LATTICE, strict=True)
+    ]
+
+
+def nearest_failures(surface: Surface, offload: Sequence[Observation]) -> dict[Setup, float]:
+    """Failure shares of each setup at the place whose shares lie nearest to all published ones.
+
+    In the mean absolute error, whatever the throughput there: no prediction, but a bound on what
+    any numbers of the model could reach.
+    """
+    lattice = _lattice(surface)
+    shares = {one.setup: surface.on_lattice(one.setup, "failed", lattice) for one in offload}
+    off = sum(np.abs(shares[one.setup] - one.middle_failed) for one in offload)
+    best = np.unravel_index(int(np.argmin(off)), np.shape(off))
+    return {setup: float(values[best]) for setup, values in shares.items()}
 
 
 def line_baseline(known: Sequence[Observation], setup: Setup) -> Prediction:

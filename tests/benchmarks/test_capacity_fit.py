@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,7 @@ from atom.benchmarks.capacity_fit import (
     errors,
     fit,
     line_baseline,
+    nearest_failures,
     working_set_baseline,
 )
 from atom.benchmarks.capacity_rows import CapacityRow
@@ -92,6 +94,18 @@ def test_a_fit_finds_what_made_its_data(place: tuple[float, float, float]) -> No
     assert predicted.throughput == pytest.approx(other.mean_throughput, rel=0.03)
     assert predicted.failed == pytest.approx(other.middle_failed, abs=0.01)
     assert predicted.itl_p90_seconds == pytest.approx(other.itl_p90_seconds, rel=0.05)
+
+
+def test_the_nearest_failures_are_those_of_the_place_that_made_them() -> None:
+    surface, place = Surface(grid()), (3.0, 200.0, 5.0)
+    offload = [seen(setup, 1.0, *place) for setup in SETUPS if setup[1]]
+    found = nearest_failures(surface, offload)
+    assert [found[one.setup] for one in offload] == pytest.approx(
+        [one.middle_failed for one in offload], abs=1e-4
+    )
+    # control: shares that no place gives are not reached
+    other = [replace(one, failed=(0.9, 0.9)) for one in offload]
+    assert max(nearest_failures(surface, other).values()) < 0.5
 
 
 def test_data_of_another_law_do_not_fit() -> None:
