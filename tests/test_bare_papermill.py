@@ -30,7 +30,7 @@ _SMALLER: dict[str, dict[str, Any]] = {
         "model_trials": 1,
     },
     "03_source_lifetime": {"trials": 4, "explore_depth": 1, "mutation_depth": 1},
-    "04_accuracy": {"items": 4, "pressure_items": 4, "max_tokens": 16},
+    "04_accuracy": {"items": 4, "pressure_items": 4},
     "05_throughput": {"concurrency": [2], "pool_gib": [0.003], "duration_seconds": 0.1},
     "06_protocol_cost": {"batch": 2, "steps": 2},
 }

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from atom.workbook.records import Run
 from atom.workbook.statistics import exact_interval, mcnemar_exact, wilson_interval
 
 NOTHING = "–"
+#: order of arms in tables and figures
+_ARMS = (HOLD, TWIN, "record_stream", "zero_copy", UNPATCHED)
+#: most answers of the reference that were cut short, for scores to mean something
+_MOST_CUT = 0.05
 #: columns of stale payloads
 STALE = ("stale_statuses", "stale_tokens", "stale_drafts")
 
@@ -52,11 +57,6 @@ class ChangedItems:
     def damaged(self) -> int:
         """Items with another answer, or none."""
         return self.changed + self.failed
-
-    @property
-    def damage(self) -> tuple[float, float, float]:
-        """Share of them, with its exact interval."""
-        return (self.damaged / self.items, *exact_interval(self.damaged, self.items))
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,46 @@ class AccuracySet:
         """Whether the model's weights are random: then no score means anything."""
         return self.model == SEEDED
 
+    @cached_property
+    def has_scores(self) -> bool:
+        """Whether scores mean something: of a trained model whose answers had room to end."""
+        if self.is_noise:
+            return False
+        items, most = self.run.tables["items"], self.run.provenance.settings.get("max_tokens")
+        name = reference_point(self.run.tables["points"])
+        if name is None or most is None:
+            return True
+        lengths = items.loc[items["point_id"] == name, "output_tokens"].astype(float)
+        return float((lengths >= most).mean()) <= _MOST_CUT
+
+    @property
+    def damage_words(self) -> str:
+        """What :meth:`damaged` counts."""
+        return "right answers lost" if self.has_scores else "answers changed or missing"
+
+    def damaged(self, point: PointResult) -> int | None:
+        """Damaged items of a point: right ones that it lost, where scores mean something.
+
+        Rounding chooses between equally good words, and so changes answers, but loses none. Where
+        no answer is right, a changed one or none is counted; ``None`` without a reference.
+        """
+        if point.against is None:
+            return None
+        return point.against.lost if self.has_scores else point.against.damaged
+
+    def damage(self, point: PointResult) -> tuple[float, float, float] | None:
+        """Share of damaged items, with its exact interval."""
+        count = self.damaged(point)
+        if count is None or point.against is None:
+            return None
+        items = point.against.items
+        return (count / items, *exact_interval(count, items))
+
+    def grid(self) -> list[PointResult]:
+        """Points without pressure: by arm, then without and with a pool, and with drafts last."""
+        own = [point for point in self.points if not point.row["pressure_mib"]]
+        return sorted(own, key=_grid_place)
+
     def find(self, arm: str, *, pool: bool, drafts: bool) -> PointResult | None:
         """A point of the grid."""
         name = f"{arm}/{'pool' if pool else 'no-pool'}/{'mtp' if drafts else 'plain'}"
@@ -146,6 +186,15 @@ class AccuracySet:
         """Points of an arm under pressure: the smallest stores first, then the rarest."""
         own = [p for p in self.points if p.row["arm"] == arm and p.row["pressure_mib"]]
         return sorted(own, key=lambda point: point.pressure)
+
+
+def _grid_place(point: PointResult) -> tuple[int, bool, int]:
+    row = point.row
+    return (
+        _ARMS.index(row["arm"]) if row["arm"] in _ARMS else len(_ARMS),
+        row["pool_gib"] is not None,
+        row["draft_tokens"] or 0,
+    )
 
 
 def reference_point(points: pd.DataFrame) -> str | None:
@@ -225,7 +274,7 @@ def points_table(points: Sequence[PointResult], *, noise: bool) -> pd.DataFrame:
             line["lost, gained"] = (
                 NOTHING if against is None else f"{against.lost}, {against.gained}"
             )
-            line["p (McNemar)"] = NOTHING if against is None else f"{against.p:.2g}"
+            line["p (McNemar)"] = NOTHING if against is None else p_text(against.p)
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -233,6 +282,11 @@ def points_table(points: Sequence[PointResult], *, noise: bool) -> pd.DataFrame:
 def interval_text(score: tuple[float, float, float]) -> str:
     """A rate with its interval."""
     return f"{score[0]:.4f} [{score[1]:.4f}, {score[2]:.4f}]"
+
+
+def p_text(p: float) -> str:
+    """A p value; the smallest ones are no number of a computer."""
+    return f"{p:.2g}" if p > 1e-300 else "< 1e-300"
 
 
 def _count(value: Any) -> str:
@@ -244,13 +298,42 @@ def floor(found: AccuracySet) -> list[PointResult]:
     return [p for p in found.points if p.row["arm"] in (HOLD, TWIN) and p.against is not None]
 
 
-def mean_length_difference(
+def twin_pairs(found: AccuracySet) -> list[tuple[str, ChangedItems]]:
+    """The null arm: hold against the same again, by pool and drafts."""
+    items = found.run.tables["items"]
+    pairs = []
+    for point in found.grid():
+        twin = str(point.row["arm"] or "")
+        first = point.name.replace(TWIN, HOLD, 1)
+        if twin == TWIN and any(p.name == first and p.score is not None for p in found.points):
+            pairs.append((point.name.partition("/")[2], changed_items(items, first, point.name)))
+    return pairs
+
+
+def twins_table(pairs: Sequence[tuple[str, ChangedItems]]) -> pd.DataFrame:
+    """The null arm as a table."""
+    return pd.DataFrame(
+        [
+            {
+                "hold against hold, again": name,
+                "other words": f"{pair.changed}/{pair.compared}",
+                "failed": pair.failed,
+                "lost, gained": f"{pair.lost}, {pair.gained}",
+                "p (McNemar)": p_text(pair.p),
+            }
+            for name, pair in pairs
+        ]
+    )
+
+
+def acceptance_difference(
     found: AccuracySet, first: PointResult, second: PointResult, seed: int = 0
 ) -> tuple[float, float, float] | None:
     """Difference of two points' acceptance in percentage points, with a bootstrap over items.
 
     Tokens that a step brought, an item, stand for accepted drafts: the first step brings one token,
-    and each later one the accepted drafts and one more.
+    and each later one the accepted drafts and one more. The engine's own counters also count drafts
+    behind an answer's end, of which a step that was launched before the end was known has some.
     """
     drafts = first.row["draft_tokens"]
     items = found.run.tables["items"]
@@ -260,19 +343,22 @@ def mean_length_difference(
         own = own[own["steps"].astype(float) > 1].set_index("item")
         sides.append(own[["output_tokens", "steps"]].astype(float))
     both = sides[0].merge(sides[1], left_index=True, right_index=True, suffixes=("", "_2"))
-    if both.empty or not drafts or first.acceptance is None or second.acceptance is None:
+    if both.empty or not drafts:
         return None
     tokens, steps, tokens_2, steps_2 = (both[name].to_numpy() for name in both.columns)
-    draw = np.random.default_rng(seed).integers(0, len(both), (2000, len(both)))
 
-    def rate(count: np.ndarray, by: np.ndarray) -> np.ndarray:
+    def apart(drawn: np.ndarray) -> np.ndarray:
+        """Of each line of drawn items."""
         # the last step's tokens may end before its drafts do: both points share that
-        return ((count - by)[draw].sum(axis=1) / (by - 1)[draw].sum(axis=1)) / drafts
+        rates = [
+            (count - by)[drawn].sum(axis=-1) / (by - 1)[drawn].sum(axis=-1) / drafts
+            for count, by in ((tokens, steps), (tokens_2, steps_2))
+        ]
+        return 100 * (rates[0] - rates[1])
 
-    spread = 100 * (rate(tokens, steps) - rate(tokens_2, steps_2))
-    middle = 100 * (first.acceptance - second.acceptance)
-    half = np.quantile(spread - spread.mean(), [0.025, 0.975])
-    return middle, middle + float(half[0]), middle + float(half[1])
+    spread = apart(np.random.default_rng(seed).integers(0, len(both), (2000, len(both))))
+    low, high = np.quantile(spread, [0.025, 0.975])
+    return float(apart(np.arange(len(both)))), float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -295,7 +381,10 @@ class Example:
 
 
 def examples(found: AccuracySet, most: int = 3) -> list[Example]:
-    """Damaged answers of unpatched points, the least pressed first, an item once."""
+    """Damaged answers of unpatched points, the least damaged first, a point and an item once.
+
+    Where scores mean something, a damaged answer is a wrong one whose reference is right.
+    """
     texts = found.run.tables["texts"]
     reference = reference_point(found.run.tables["points"])
     if reference is None or texts.empty:
@@ -304,13 +393,19 @@ def examples(found: AccuracySet, most: int = 3) -> list[Example]:
     known = {name: settings[name] for name in TaskSettings.model_fields if name in settings}
     questions, _ = load_items(TaskSettings.parse(known, where="recorded task"))
     right = texts[texts["point_id"] == reference].set_index("item")["text"].map(json.loads)
+    items = found.run.tables["items"]
+    is_right = items.set_index(["point_id", "item"])["strict"].astype(str) == "True"
     shown: dict[int, Example] = {}
     bare = [p for p in found.points if p.row["arm"] == UNPATCHED]
-    for point in sorted(bare, key=lambda p: p.against.damaged if p.against else 0):
+    for point in sorted(bare, key=lambda p: found.damaged(p) or 0):
         for row in texts[texts["point_id"] == point.name].to_dict("records"):
             item = int(row["item"])
             text = json.loads(row["text"])
             if item in right.index and text != right[item] and item not in shown:
+                if found.has_scores and not (
+                    is_right[reference, item] and not is_right[point.name, item]
+                ):
+                    continue
                 question = questions[item].question
                 shown[item] = Example(point.name, item, question, right[item], text)
                 break
@@ -325,8 +420,8 @@ def examples_table(found: Sequence[Example], noise: bool) -> pd.DataFrame:
                 "point": one.point,
                 "item": one.item,
                 "question": one.question,
-                "reference's answer" if noise else "right answer": one.right,
-                "this point's answer": one.damaged,
+                "reference's answer" if noise else "right answer": one.right.replace("\n", " "),
+                "this point's answer": one.damaged.replace("\n", " "),
             }
             for one in found
         ]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from atom.benchmarks.accuracy_settings import HOLD, UNPATCHED
+from atom.benchmarks.accuracy_settings import HOLD, TWIN, UNPATCHED
 from atom.config import CopyProtocol
 from atom.workbook.accuracy_analysis import (
     AccuracySet,
     PointResult,
+    acceptance_difference,
     floor,
-    mean_length_difference,
+    p_text,
 )
 from atom.workbook.statistics import (
     difference_interval,
     exact_interval,
     fisher_exact,
-    smallest_visible_rate,
 )
 
 Arguments = dict[str, dict[str, Any]]
@@ -33,7 +33,7 @@ def measured_arguments(found: AccuracySet) -> Arguments:
         "acc-09": _acceptance(found),
         "acc-12": _damage(found),
     }
-    if not found.is_noise:
+    if found.has_scores:
         arguments |= {"acc-08": _no_loss(found), "acc-11": _hold_with_pool(found)}
     same = {"machine": found.run.provenance.machine, "run_ids": tuple(found.run_ids)}
     return {name: {**given, **same} for name, given in arguments.items() if given is not None}
@@ -82,7 +82,7 @@ def _no_loss(found: AccuracySet) -> dict[str, Any] | None:
         "holds": smallest > _LEVEL / len(pairs),
         "value": f"at most {apart} of {pairs[0].items} items apart",
         "detail": f"{len(pairs)} protected points against the reference, item by item; smallest "
-        f"p of McNemar's exact test {smallest:.2g}",
+        f"p of McNemar's exact test {p_text(smallest)}",
     }
 
 
@@ -91,14 +91,17 @@ def _acceptance(found: AccuracySet) -> dict[str, Any] | None:
     second = found.find(UNPATCHED, pool=False, drafts=True)
     if first is None or second is None:
         return None
-    both = mean_length_difference(found, first, second)
-    if both is None:
+    both = acceptance_difference(found, first, second)
+    if both is None or first.acceptance is None or second.acceptance is None:
         return None
+    twin = found.find(TWIN, pool=False, drafts=True)
+    null = None if twin is None else acceptance_difference(found, first, twin)
     return {
         "value": both[0],
         "interval": (both[1], both[2]),
-        "detail": f"hold {first.acceptance:.2%}, unpatched {second.acceptance:.2%}, no pool; "
-        "bootstrap over items",
+        "detail": f"hold {first.acceptance:.2%}, unpatched {second.acceptance:.2%} by the engine's "
+        "counters, no pool; the difference and its bootstrap are over items"
+        + ("" if null is None else f"; hold against itself: {null[0]:.2g} points"),
     }
 
 
@@ -118,27 +121,31 @@ def _hold_with_pool(found: AccuracySet) -> dict[str, Any] | None:
 
 def _damage(found: AccuracySet) -> dict[str, Any] | None:
     points = [
-        point
+        (point, count)
         for drafts in (True, False)
         if (point := found.find(UNPATCHED, pool=True, drafts=drafts)) is not None
+        and (count := found.damaged(point)) is not None
     ]
-    pairs = [point.against for point in points if point.against is not None]
-    null = [point.against for point in floor(found) if point.against is not None]
-    if not pairs or not null:
+    null = [count for point in floor(found) if (count := found.damaged(point)) is not None]
+    if not points or not null:
         return None
-    worst = max(pairs, key=lambda one: one.damaged)
-    most = max(null, key=lambda one: one.damaged)
-    p = fisher_exact(worst.damaged, worst.items, most.damaged, most.items)
-    value = f"{worst.damaged} of {worst.items} answers damaged"
-    beside = f"hold's own points differ in up to {most.damaged} of {most.items}; Fisher p {p:.2g}"
-    if p < _LEVEL and worst.damaged > most.damaged:
+    worst, count = max(points, key=lambda one: one[1])
+    items, most = int(worst.row["items"]), max(null)
+    p = fisher_exact(count, items, most, items)
+    value = f"{count} of {items} {found.damage_words}"
+    beside = f"hold's own points: up to {most} of {items}; Fisher p {p_text(p)}"
+    if p < _LEVEL and count > most:
         return {"holds": True, "value": value, "detail": beside}
-    low, high = exact_interval(worst.damaged, worst.items)
-    visible = smallest_visible_rate(worst.items)
+    high = exact_interval(count, items)[1]
+    pressed = [(found.damaged(point) or 0, point) for point in found.ladder(UNPATCHED)]
+    more = ""
+    if pressed:
+        lost, point = max(pressed, key=lambda one: one[0])
+        more = f"; with {point.pressure_text}, and no pool, {lost} of {items}"
     return {
         "value": value,
-        "undecided": f"{beside}; at most {high:.2%} were damaged (at least {low:.2%}), and a rate "
-        f"below {visible:.2%} could have been missed: see the damage curve for more pressure",
+        "undecided": f"{beside}; {worst.stale} stale reads; at most "
+        f"{high:.2%} were damaged (95%){more}",
     }
 
 

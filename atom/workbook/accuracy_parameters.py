@@ -16,10 +16,10 @@ class AccuracyNotebookSettings(NotebookSettings):
     items: int = Field(48, ge=2, le=1319)
     """Items put to each arm under the adversarial schedule."""
 
-    pressure_items: int = Field(12, ge=2, le=1319)
+    pressure_items: int = Field(6, ge=2, le=1319)
     """Items put to each arm of the damage curve."""
 
-    max_tokens: int = Field(32, ge=4, le=4096)
+    max_tokens: int = Field(24, ge=4, le=4096)
     """Longest answer of the simulated arms."""
 
     seed: int = Field(42, ge=0, le=2**31 - 1)

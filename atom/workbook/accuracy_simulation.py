@@ -58,7 +58,7 @@ def simulated_settings(
             "sampling": "first_n",
             "max_tokens": settings.max_tokens,
             "concurrency": min(items, 48),
-            "pressure": [[2, 1], [8, 16], [8, 4]],
+            "pressure": [[2, 1], [8, 16], [8, 3]],
             "protocol": ["hold", "unpatched"],
             "only": list(ADVERSARIAL if adversarial else PRESSED),
             "seed": settings.seed,

@@ -69,7 +69,7 @@ def scores_figure(published: Sequence[Score], own: AccuracySet | None) -> Figure
         published: of the source's model.
         own: of ours; ``None`` where there is none that means anything.
     """
-    ours = own_scores(own.points) if own is not None else []
+    ours = own_scores(own.grid()) if own is not None else []
     rows = max(len(published), len(ours))
     figure, panels = plt.subplots(
         1, 2, figsize=(11.0, 1.6 + 0.27 * rows), width_ratios=(1, 1), squeeze=False
@@ -113,16 +113,16 @@ def _look(protocol: CopyProtocol | str | None) -> ArmStyle | None:
 
 
 def damage_figure(sets: Sequence[AccuracySet]) -> Figure:
-    """Share of items that came out otherwise against how many steps had a store, a panel a set.
+    """Share of damaged items against how many steps had a store, a panel a set.
 
     A line a size of the stores; points without any stand at the left edge.
     """
     figure, panels = plt.subplots(
-        1, len(sets), figsize=(5.6 * len(sets), 4.0), squeeze=False, sharey=True
+        1, len(sets), figsize=(6.4 * len(sets), 4.0), squeeze=False, sharey=True
     )
     for axes, one in zip(panels[0], sets, strict=True):
         _damage_panel(axes, one)
-    panels[0][0].set_ylabel("items with another answer or none, %")
+        axes.set_ylabel(f"{one.damage_words}, % of the items")
     return figure
 
 
@@ -135,14 +135,15 @@ def _damage_panel(axes: Axes, found: AccuracySet) -> None:
         points = found.ladder(arm)
         bare = found.find(arm, pool=False, drafts=True)
         for size in sizes:
-            known = [p for p in points if p.pressure[0] == size and p.against is not None]
-            if bare is not None and bare.against is not None and known:
+            known = [p for p in points if p.pressure[0] == size]
+            if known and bare is not None:
                 known = [bare, *known]
-            if not known:
+            pairs = [(p, share) for p in known if (share := found.damage(p)) is not None]
+            if not pairs:
                 continue
-            shares = [point.against.damage for point in known if point.against is not None]
+            shares = [share for _, share in pairs]
             axes.errorbar(
-                [100 * point.pressure[1] or edge for point in known],
+                [100 * point.pressure[1] or edge for point, _ in pairs],
                 [100 * share[0] for share in shares],
                 yerr=[
                     [100 * (share[0] - share[1]) for share in shares],

@@ -13,12 +13,15 @@ from atom.benchmarks.accuracy_rows import AccuracyRow
 from atom.evidence import Evidence
 from atom.workbook.accuracy_analysis import (
     AccuracySet,
+    acceptance_difference,
     changed_items,
     floor,
     interval_text,
     load_set,
-    mean_length_difference,
+    p_text,
     reference_point,
+    twin_pairs,
+    twins_table,
 )
 from atom.workbook.accuracy_claims import measured_arguments, same_answers, simulated_arguments
 from atom.workbook.claims import Verdict, judge, load_claims
@@ -152,7 +155,7 @@ def test_acceptance_is_compared_over_items() -> None:
     first, second = (found.find(arm, pool=False, drafts=True) for arm in ("hold", "unpatched"))
     assert first is not None
     assert second is not None
-    both = mean_length_difference(found, first, second)
+    both = acceptance_difference(found, first, second)
     assert both is not None
     assert both[0] == 0
     assert both[1] <= 0 <= both[2]
@@ -166,3 +169,38 @@ def test_the_simulation_settles_only_beside_its_control() -> None:
     assert simulated_arguments(made_up({"unpatched/pool/mtp": 5, "hold/pool/mtp": 1})) == {}
     nothing = simulated_arguments(replace(made_up()))["acc-12"]
     assert judge(claim, "simulated", **nothing).verdict is Verdict.DIFFERS
+
+
+def test_damage_is_right_answers_lost_where_answers_have_room_to_end() -> None:
+    found = made_up({"unpatched/pool/mtp": 5})
+    items = found.run.tables["items"]
+    # another wording, as right as before
+    items.loc[(items["point_id"] == "hold/pool/mtp") & (items["item"] == 9), "answer_hash"] = (
+        "other"
+    )
+    found = load_set(found.run, "H200")
+    held, bare = (found.find(arm, pool=True, drafts=True) for arm in ("hold", "unpatched"))
+    assert held is not None
+    assert bare is not None
+    assert found.has_scores
+    assert (found.damaged(held), found.damaged(bare)) == (0, 5)
+    assert found.damage(found.points[0]) is None
+    share = found.damage(bare)
+    assert share is not None
+    assert share[1] < share[0] == 5 / _ITEMS < share[2]
+    assert not made_up(model="seeded words1").has_scores
+    found.run.provenance.settings["max_tokens"] = 40
+    cut = load_set(found.run, "H200")
+    assert not cut.has_scores
+    assert cut.damaged(held) == 1
+    assert set(measured_arguments(cut)) == {"acc-09", "acc-12"}
+
+
+def test_the_null_arm_is_hold_against_itself() -> None:
+    found = made_up({"hold, again/no-pool/plain": 2})
+    pairs = twin_pairs(found)
+    assert [name for name, _ in pairs] == ["no-pool/plain"]
+    assert (pairs[0][1].changed, pairs[0][1].lost) == (2, 2)
+    assert twins_table(pairs)["lost, gained"].tolist() == ["2, 0"]
+    assert [point.name for point in found.grid()][:2] == list(_POINTS)[:2]
+    assert p_text(0.0) == "< 1e-300"
