@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from atom.benchmarks.accuracy_settings import HOLD, UNPATCHED
 from atom.config import CopyProtocol
@@ -158,7 +157,10 @@ def _damage_panel(axes: Axes, found: AccuracySet) -> None:
                 label=f"{look.label}, {size:g} MiB",
             )
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    steps = sorted({100 * point.pressure[1] for point in ladder})
+    if steps:
+        axes.set_xticks([edge, *steps], ["none", *(f"{share:.3g}" for share in steps)])
+        axes.minorticks_off()
     axes.set_ylim(-3, 103)
     axes.set_xlabel("steps with a store on other streams, %")
     axes.set_title(f"{found.kind}: {found.model}", fontsize=10)
