@@ -135,7 +135,8 @@ def _lines(report: Report, pictures: Sequence[Picture]) -> Iterator[str]:
     yield ""
     yield (
         "A number is *published* (the source's text), *measured* (on the hardware that is named), "
-        "*simulated* (on the virtual profile that is named) or *arithmetic* (it follows from "
+        "*simulated* (on the virtual profile that is named; its times come of a cost model, whose "
+        "error on hardware notebook 06 shows) or *arithmetic* (it follows from "
         "published numbers alone). A claim has at most one verdict for each kind."
     )
     yield ""

@@ -160,7 +160,8 @@ def _index_body(report: Report, section: tuple[str, str] | None) -> str:
 <h2 id="ledger">Ledger</h2>
 <p>One row for each claim and kind of evidence. A number is <b>published</b> (the source's text),
 <b>measured</b> (the hardware named in the row), <b>simulated</b> (the virtual profile named in the
-row) or <b>arithmetic</b> (follows from published numbers alone). <i>With</i> says which version of
+row; its times come of a cost model, whose error on hardware notebook 06 shows) or
+<b>arithmetic</b> (follows from published numbers alone). <i>With</i> says which version of
 the code the published value was measured with. A claim's name is a link to it, and the address
 keeps what is filtered.</p>
 {filters(report.rows)}
