@@ -8,12 +8,10 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from atom.device.interface import Device, Event
-from atom.model_engine.input_staging import InputStaging
+from atom.model_engine.input_staging import InputStaging, StagedInput
 from atom.model_engine.model_runner import ModelRunner
 from atom.model_engine.scheduled_batch import ScheduledBatch
 from atom.model_engine.step_runner import StepOutput, StepStatus
@@ -26,7 +24,7 @@ class HostSeconds:
     Attributes:
         status_wait: until the status of a step had landed.
         output_wait: until tokens and drafts had landed.
-        staging: filling pinned slots and queueing the copies of inputs.
+        staging: taking pinned slots and queueing the copies of inputs.
     """
 
     status_wait: float = 0.0
@@ -39,9 +37,15 @@ class _TimedStaging(InputStaging):
         super().__init__(device)
         self._clock = clock
 
-    def send(self, target: Tensor, values: NDArray[np.generic]) -> None:
+    def open(self, target: Tensor) -> StagedInput:
         began = perf_counter()
-        super().send(target, values)
+        staged = super().open(target)
+        self._clock.staging += perf_counter() - began
+        return staged
+
+    def queue(self, staged: StagedInput) -> None:
+        began = perf_counter()
+        super().queue(staged)
         self._clock.staging += perf_counter() - began
 
 

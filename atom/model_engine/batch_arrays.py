@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atom.errors import DeviceError
-from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch
+from atom.model_engine.scheduled_batch import BatchKind, ScheduledBatch, ScheduledRow
 from atom.model_ops.decode_inputs import (
     CONTEXT_LENS,
     NUM_ACCEPTED_TOKENS,
@@ -47,6 +47,14 @@ def metadata_array(batch: ScheduledBatch, max_rows: int) -> IntArray:
     if batch.kind is BatchKind.DECODE:
         values[NUM_ACCEPTED_TOKENS, :count] = [row.seq.num_accepted_tokens for row in rows]
     return values
+
+
+def fill_confirmed(metadata: IntArray, rows: Sequence[ScheduledRow]) -> None:
+    """Write what the status before decides into decode rows' ``metadata``: contexts and counts."""
+    count = len(rows)
+    metadata[CONTEXT_LENS, :count] = [row.context_len for row in rows]
+    metadata[NUM_ACCEPTED_TOKENS, :count] = [row.seq.num_bonus for row in rows]
+    metadata[NUM_ACCEPTED_TOKENS, :count] += 1
 
 
 def check_groups(metadata: IntArray, batch: ScheduledBatch, groups: int) -> None:

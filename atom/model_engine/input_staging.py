@@ -7,12 +7,31 @@ that read their targets, so a target needs no event of its own.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from atom.device.interface import Device
-from atom.transfer.pinned_ring import PinnedRing
+from atom.transfer.payload import PayloadKind, payload_layout
+from atom.transfer.pinned_ring import PinnedRing, PinnedSlot
+
+
+class StagedInput(NamedTuple):
+    """A pinned slot that waits for its values.
+
+    Attributes:
+        target: the device tensor that they are for.
+        source: the slot's bytes as a tensor of the target's shape and type.
+        values: the same bytes for NumPy, to be filled.
+        slot: theirs.
+    """
+
+    target: Tensor
+    source: Tensor
+    values: NDArray[Any]
+    slot: PinnedSlot
 
 
 class InputStaging:
@@ -32,10 +51,11 @@ class InputStaging:
 
         Args:
             target: contiguous device tensor.
-            values: C-contiguous array of as many bytes.
+            values: C-contiguous array of its type, of as many bytes.
 
         Raises:
             ValueError: the sizes differ, or ``values`` is not contiguous.
+            TypeError: the types differ.
         """
         nbytes = target.numel() * target.element_size()
         if values.nbytes != nbytes or not values.flags.c_contiguous:
@@ -44,9 +64,23 @@ class InputStaging:
             )
         if nbytes == 0:
             return
-        slot = self._ring.acquire(nbytes)
-        staged = slot.tensor[:nbytes]
-        staged.numpy()[:] = values.reshape(-1).view(np.uint8)
-        self._device.copy(target, staged.view(target.dtype).view(target.shape))
-        slot.event.record(self._device.default_stream)
-        self._ring.release(slot)
+        staged = self.open(target)
+        np.copyto(staged.values, values.reshape(staged.values.shape), casting="no")
+        self.queue(staged)
+
+    def open(self, target: Tensor) -> StagedInput:
+        """Take a slot for a contiguous device tensor, to be filled and then given to :meth:`queue`.
+
+        What is known early is filled in early: behind a wait little is left to do.
+        """
+        # the slot keeps the views of a layout
+        layout = payload_layout(PayloadKind.OTHER, target.shape, target.dtype, None, False)
+        slot = self._ring.acquire(layout.host_bytes)
+        source = slot.data(layout)
+        return StagedInput(target, source, source.numpy(), slot)
+
+    def queue(self, staged: StagedInput) -> None:
+        """Queue the copy of what :meth:`open` gave, on the default stream."""
+        self._device.copy(staged.target, staged.source)
+        staged.slot.event.record(self._device.default_stream)
+        self._ring.release(staged.slot)

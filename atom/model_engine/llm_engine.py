@@ -176,13 +176,19 @@ class LLMEngine:
             self._drain()
             return
         deferred = batch.produces_output
+        # the device does nothing from the end of its step until the launch: whatever the status
+        # does not decide comes before the wait for it
+        rows, forced = batch.rows, self._forced_bonuses(batch)
+        self.runner.prepare(batch, forced)
         if deferred:
             self._receive_statuses()
         self.scheduler.confirm(batch)
         if not batch.rows:
             self._drain()
             return
-        self._launch(batch)
+        if forced is not None and batch.rows is not rows:
+            forced = [bonus for bonus, row in zip(forced, rows, strict=True) if row.is_live]
+        self._launch(batch, forced)
         if deferred:
             self._receive_outputs(1)
 
@@ -199,25 +205,27 @@ class LLMEngine:
             if request is not None:
                 request.num_drafts = min(max(drafts, 0), self.settings.draft_tokens)
 
-    def _launch(self, batch: ScheduledBatch) -> None:
-        counters = self.counters
+    def _forced_bonuses(self, batch: ScheduledBatch) -> list[int] | None:
+        if self._forced is None or batch.kind is not BatchKind.DECODE:
+            return None
+        return [
+            self._forced.next_bonus(row.seq.request_id, row.query_len - 1) for row in batch.rows
+        ]
+
+    def _launch(self, batch: ScheduledBatch, forced: list[int] | None) -> None:
+        counters, decodes = self.counters, batch.kind is BatchKind.DECODE
+        if decodes and self.debug_checks.enabled:
+            self._check_accepted(batch)
+        self.runner.launch(batch, forced)
         accepted: list[int] = []
-        forced = None
-        if batch.kind is BatchKind.DECODE:
+        if decodes:
             accepted = [row.seq.num_accepted_tokens for row in batch.rows]
-            self._check_accepted(batch, accepted)
             counters.decode_steps += 1
-            if self._forced is not None:
-                forced = [
-                    self._forced.next_bonus(row.seq.request_id, row.query_len - 1)
-                    for row in batch.rows
-                ]
         else:
             counters.prefill_steps += 1
             counters.middle_chunks += not batch.produces_output
             counters.prompt_tokens += sum(row.query_len for row in batch.rows)
         counters.steps += 1
-        self.runner.launch(batch, forced)
         self.scheduler.launched(batch)
         if not batch.produces_output:
             return
@@ -276,9 +284,10 @@ class LLMEngine:
 
     def _take_status(self, entry: _InFlight, status: StepStatus) -> None:
         rows = entry.batch.rows
-        self.debug_checks.check_status(
-            list(status.num_bonus[: len(rows)]), [row.seq.request_id for row in rows]
-        )
+        if self.debug_checks.enabled:
+            self.debug_checks.check_status(
+                list(status.num_bonus[: len(rows)]), [row.seq.request_id for row in rows]
+            )
         judged = judge_status(rows, status, entry.batch.step)
         self.counters.drafted_tokens += judged.drafted
         self.counters.accepted_tokens += judged.accepted
@@ -289,14 +298,13 @@ class LLMEngine:
                 self._fail(rows[index], text)
         self.scheduler.update_from_status(entry.batch, judged.rejected, status.num_bonus)
 
-    def _check_accepted(self, batch: ScheduledBatch, accepted: Sequence[int]) -> None:
-        if self.debug_checks.enabled:
-            self.debug_checks.check_accepted(
-                list(accepted),
-                [row.seq.request_id for row in batch.rows],
-                [row.seq.num_bonus for row in batch.rows],
-                [[row.seq.state_group or 0] for row in batch.rows],
-            )
+    def _check_accepted(self, batch: ScheduledBatch) -> None:
+        self.debug_checks.check_accepted(
+            [row.seq.num_accepted_tokens for row in batch.rows],
+            [row.seq.request_id for row in batch.rows],
+            [row.seq.num_bonus for row in batch.rows],
+            [[row.seq.state_group or 0] for row in batch.rows],
+        )
 
     def _guard_fault(self, entry: _InFlight, fault: GuardFault) -> None:
         """Fail the rows that a kernel refused, take back what was published since, and go on."""

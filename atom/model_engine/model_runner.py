@@ -22,15 +22,16 @@ from atom.model_engine.batch_arrays import (
     all_greedy,
     any_filter,
     check_groups,
+    fill_confirmed,
     metadata_array,
     padded_counts,
     sampling_arrays,
 )
 from atom.model_engine.engine_settings import EngineSettings
-from atom.model_engine.input_staging import InputStaging
+from atom.model_engine.input_staging import InputStaging, StagedInput
 from atom.model_engine.memory_plan import MemoryPlan
 from atom.model_engine.output_transfer import TokenIDProcessor
-from atom.model_engine.scheduler import BatchKind, ScheduledBatch
+from atom.model_engine.scheduler import BatchKind, ScheduledBatch, ScheduledRow
 from atom.model_engine.step_buffers import StepBuffers
 from atom.model_engine.step_kernels import (
     PUBLISH_DRAFTS,
@@ -63,6 +64,23 @@ class _Sent:
 
     rows: int
     sent_rows: int
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A decode step whose inputs are queued but for the metadata, and that filled but for counts.
+
+    Attributes:
+        rows: whose it is.
+        metadata: theirs.
+        padded: rows with padding.
+        greedy: whether no request draws its tokens.
+    """
+
+    rows: list[ScheduledRow]
+    metadata: StagedInput
+    padded: int
+    greedy: bool
 
 
 class ModelRunner:
@@ -113,6 +131,7 @@ class ModelRunner:
         self._staging = InputStaging(device)
         self._statuses: deque[_Sent] = deque()
         self._outputs: deque[_Sent] = deque()
+        self._prepared: _Prepared | None = None
         self._tables = BlockTables(settings.max_num_seqs, self.buffers.max_blocks)
         self.ell_ring: EllRing | None = None
         self._ell: EllResolver | None = None
@@ -137,16 +156,17 @@ class ModelRunner:
     # -- launching
     def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
         """Queue a step. See :class:`atom.model_engine.step_runner.StepRunner`."""
-        buffers = self.buffers
-        if batch.restores:
-            pairs = tuple(number for pair in batch.restores for number in pair)
-            self.device.launch(RESTORE_STATES, buffers.checkpoints, buffers.states, scalars=pairs)
-        if batch.kind is BatchKind.PREFILL:
-            self._launch_prefill(batch)
-        else:
+        if batch.kind is BatchKind.DECODE:
             self._launch_decode(batch, forced_bonus)
-        if batch.saves:
-            pairs = tuple(number for pair in batch.saves for number in pair)
+            return
+        buffers = self.buffers
+        restores, saves = batch.restores, batch.saves
+        if restores:
+            pairs = tuple(number for pair in restores for number in pair)
+            self.device.launch(RESTORE_STATES, buffers.checkpoints, buffers.states, scalars=pairs)
+        self._launch_prefill(batch)
+        if saves:
+            pairs = tuple(number for pair in saves for number in pair)
             self.device.launch(SAVE_STATES, buffers.states, buffers.checkpoints, scalars=pairs)
 
     def _launch_prefill(self, batch: ScheduledBatch) -> None:
@@ -179,22 +199,41 @@ class ModelRunner:
             if batch.produces_output:
                 self._send_drafts(batch, len(batch.rows))
 
-    def _launch_decode(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
-        """A batch of decode rows, over inputs that live as long as the runner."""
+    def prepare(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
+        """See :class:`atom.model_engine.step_runner.StepRunner`. Of prompts nothing is prepared."""
+        if batch.kind is BatchKind.DECODE:
+            self._prepared = self._prepare_decode(batch, forced_bonus)
+
+    def _prepare_decode(
+        self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None
+    ) -> _Prepared:
         buffers, settings = self.buffers, self.settings
-        rows = batch.rows
-        padded = self._padded(len(rows))
         metadata = metadata_array(batch, settings.max_num_seqs)
         if not sends_status(batch, settings):
             # the kernels' guard reports with the status; without one the host checks what it sends
             check_groups(metadata, batch, self.plan.num_groups)
-        self._staging.send(buffers.metadata, metadata)
         self._send_block_tables(batch)
         if forced_bonus is not None:
             self._staging.send(
                 buffers.forced_bonus, padded_counts(forced_bonus, settings.max_num_seqs)
             )
         greedy = self._send_sampling(batch)
+        # a step that was prepared and not launched has left its slot
+        left = self._prepared
+        staged = self._staging.open(buffers.metadata) if left is None else left.metadata
+        staged.values[:] = metadata
+        return _Prepared(batch.rows, staged, self._padded(len(batch.rows)), greedy)
+
+    def _launch_decode(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
+        """A batch of decode rows, over inputs that live as long as the runner."""
+        buffers, settings = self.buffers, self.settings
+        prepared = self._prepared
+        if prepared is None or prepared.rows is not batch.rows:
+            prepared = self._prepare_decode(batch, forced_bonus)
+        self._prepared = None
+        fill_confirmed(prepared.metadata.values, batch.rows)
+        self._staging.queue(prepared.metadata)
+        padded, greedy = prepared.padded, prepared.greedy
         shape = self.kernels.decode_shape(padded)
         graphs = self._graphs.get(padded)
         if graphs is None:
@@ -331,7 +370,7 @@ class ModelRunner:
             expected.sent_rows
         )
         count = expected.rows
-        return StepStatus(rejected[:count].tolist(), bonus[:count].tolist(), record.tolist())
+        return StepStatus(rejected[:count], bonus[:count], record)
 
     def receive_output(self) -> StepOutput:
         """See :class:`atom.model_engine.step_runner.StepRunner`."""

@@ -88,7 +88,9 @@ class ScheduledRow:
         """
         seq = self.seq
         most = seq.most_computed_tokens(step_tokens)
-        self.context_len = seq.num_computed_tokens = min(seq.num_computed_tokens, most)
+        if seq.num_computed_tokens > most:
+            seq.num_computed_tokens = most
+        self.context_len = seq.num_computed_tokens
 
     def take_status(self, num_rejected: int, num_bonus: int) -> None:
         """Count a decode row's confirmed tokens, unless its request ended or was put back.
@@ -98,7 +100,8 @@ class ScheduledRow:
         """
         seq = self.seq
         if self.generation == seq.generation and seq.pending_query_len:
-            seq.num_computed_tokens += min(max(self.query_len - num_rejected, 1), self.query_len)
+            kept, most = self.query_len - num_rejected, self.query_len
+            seq.num_computed_tokens += kept if 1 <= kept <= most else min(max(kept, 1), most)
             seq.pending_query_len = 0
             seq.num_bonus = num_bonus
 

@@ -313,7 +313,7 @@ class Scheduler:
     def confirm(self, batch: ScheduledBatch) -> None:
         """Make a batch final: drop rows that ended since, fill in confirmed context lengths.
 
-        To be called after the status before was received and before anything of the batch is sent.
+        To be called after the status before was received, before anything that it decides is sent.
         A batch without rows afterwards is discarded and must not be launched.
 
         Raises:
@@ -321,9 +321,9 @@ class Scheduler:
         """
         self._check_open(batch)
         live = [row for row in batch.rows if row.is_live]
-        if any(row.seq.pending_query_len for row in live):
-            raise SchedulerFault(f"the status before step {batch.step} was not received")
         for row in live:
+            if row.seq.pending_query_len:
+                raise SchedulerFault(f"the status before step {batch.step} was not received")
             row.confirm(1 + self.config.num_drafts)
         if len(live) < len(batch.rows):
             self._drop_saves(row for row in batch.rows if not row.is_live)

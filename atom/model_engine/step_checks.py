@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 from atom.errors import BadInput
 from atom.model_engine.scheduled_batch import ScheduledRow
@@ -36,23 +37,27 @@ def judge_status(rows: Sequence[ScheduledRow], status: StepStatus, step: int) ->
         status: at least as many counts.
         step: for the texts.
     """
-    rejected: list[int] = []
+    # the next step waits for this: a step that is right costs no look at a single row
+    drafts = [row.query_len - 1 for row in rows]
+    bonus = list(status.num_bonus[: len(rows)])
+    lost = list(status.num_rejected[: len(rows)])
+    if min(bonus, default=0) >= 0 <= min(lost, default=0) and list(map(add, bonus, lost)) == drafts:
+        return JudgedStatus(lost, {}, sum(drafts), sum(bonus))
     faults: dict[int, str] = {}
-    drafted = accepted = 0
-    for index, row in enumerate(rows):
-        drafts = row.query_len - 1
-        bonus, lost = status.num_bonus[index], status.num_rejected[index]
-        rejected.append(min(max(lost, 0), drafts))
-        if 0 <= bonus <= drafts and lost == drafts - bonus:
-            drafted += drafts
-            accepted += bonus
-        else:
+    for index, (most, kept, gone) in enumerate(zip(drafts, bonus, lost, strict=True)):
+        if not 0 <= kept <= most or gone != most - kept:
             faults[index] = (
-                f"step {step} came back with num_bonus={bonus} and num_rejected={lost} for "
-                f"{drafts} drafts, which no step can give: its bytes were written again before "
+                f"step {step} came back with num_bonus={kept} and num_rejected={gone} for "
+                f"{most} drafts, which no step can give: its bytes were written again before "
                 "the copy ran, or the host read too early"
             )
-    return JudgedStatus(rejected, faults, drafted, accepted)
+    right = [index for index in range(len(rows)) if index not in faults]
+    return JudgedStatus(
+        [min(max(gone, 0), most) for gone, most in zip(lost, drafts, strict=True)],
+        faults,
+        sum(drafts[index] for index in right),
+        sum(bonus[index] for index in right),
+    )
 
 
 def read_record(words: Sequence[int], max_rows: int) -> GuardFault | None:
@@ -80,7 +85,9 @@ def token_fault(
         step: for the text.
     """
     most = row.query_len if bonus is not None else 1
-    wrong = next((i for i in ids if i < 0 or (vocab_size is not None and i >= vocab_size)), None)
+    wrong = None
+    if ids and (min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size)):
+        wrong = next(i for i in ids if i < 0 or (vocab_size is not None and i >= vocab_size))
     if wrong is not None:
         what = f"token id {wrong}, and the vocabulary has {vocab_size}"
     elif not 1 <= len(ids) <= most:

@@ -53,9 +53,16 @@ def sends_status(batch: ScheduledBatch, settings: EngineSettings) -> bool:
 class StepRunner(Protocol):
     """Launches steps and hands out their results in the order of the steps.
 
+    A step is prepared while the status before is still on its way, and launched behind it.
     A batch that produces output has one output, and a status if :func:`sends_status`; the engine
     receives the status first. Nothing in :meth:`launch` waits for the device.
     """
+
+    def prepare(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
+        """Do what a step needs that the status before does not decide.
+
+        It is prepared again by :meth:`launch` if its rows became fewer, and may be left.
+        """
 
     def launch(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
         """Queue a step, and if it produces output, its transfers to the host."""

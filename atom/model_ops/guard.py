@@ -143,6 +143,8 @@ def parse_record(words: Tensor | Sequence[int]) -> GuardFault | None:
     values = [int(word) for word in (words.tolist() if isinstance(words, Tensor) else words)]
     if len(values) != RECORD_WORDS:
         raise BadInput(f"guard record: {len(values)} words; it has {RECORD_WORDS}")
+    if not any(values):
+        return None
     try:
         code = GuardCode(values[0])
     except ValueError:
@@ -150,12 +152,12 @@ def parse_record(words: Tensor | Sequence[int]) -> GuardFault | None:
             f"guard record: word 0 is {values[0]}, which no kernel writes; 0 to {max(GuardCode)} "
             f"are possible, so these bytes are not a record"
         ) from None
-    if any(values[5:]) or (code is GuardCode.NONE and any(values)):
+    if any(values[5:]) or code is GuardCode.NONE:
         raise BadInput(
             f"guard record: {values} is nothing that a kernel writes, so these bytes are not a "
             f"record"
         )
-    return None if code is GuardCode.NONE else GuardFault(code, *values[1:5])
+    return GuardFault(code, *values[1:5])
 
 
 # -- reference: what kernels do, for one row at a time

@@ -332,18 +332,19 @@ class SpecStatusQueue(D2HQueue):
         status = self.receive()
         return status[0], status[1]
 
-    def receive_status_and_record(self, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def receive_status_and_record(self, batch_size: int) -> tuple[list[int], list[int], list[int]]:
         """The oldest status with the guard record that came behind it.
 
         Args:
             batch_size: the one that its verdict was made with.
 
         Returns:
-            int32 host ``(num_rejected [batch_size], num_bonus [batch_size], record)``.
+            ``(num_rejected, num_bonus, record)``; of the first two ``batch_size`` numbers each.
 
         Raises:
             NothingQueued, StalePayload: as :meth:`D2HQueue.receive`.
         """
-        flat = self.receive()
+        # the next step waits for this: one conversion, no views
+        flat = self.receive().tolist()
         both = self.STATUS_ROWS * batch_size
         return flat[:batch_size], flat[batch_size:both], flat[both:]

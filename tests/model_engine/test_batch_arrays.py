@@ -14,6 +14,7 @@ from atom.model_engine.batch_arrays import (
     PrefillArrays,
     all_greedy,
     any_filter,
+    fill_confirmed,
     metadata_array,
     padded_counts,
     sampling_arrays,
@@ -207,6 +208,19 @@ def test_a_stale_count_goes_to_the_kernels_as_it_came() -> None:
     one.state_group, one.num_bonus = 0, 16384
     values = metadata_array(decode_batch([one]), ROWS)
     assert values[NUM_ACCEPTED_TOKENS, 0] == 16385
+    one.num_bonus = 8192
+    fill_confirmed(values, decode_batch([one]).rows)
+    assert values[NUM_ACCEPTED_TOKENS, 0] == 8193
+
+
+def test_what_a_status_decides_is_all_that_changes_behind_it() -> None:
+    requests = [request(1, [3]), request(2, [4])]
+    batch = decode_batch(requests)
+    early = metadata_array(batch, ROWS)
+    for number, row in enumerate(batch.rows):
+        row.seq.num_bonus, row.context_len = 1 + number, 7 + number
+    fill_confirmed(early, batch.rows)
+    assert np.array_equal(early, metadata_array(batch, ROWS))
 
 
 def test_sampling_arrays_give_each_request_its_own_stream() -> None:

@@ -111,6 +111,32 @@ def test_targets_of_many_steps_do_not_keep_slots() -> None:
     assert len(staging._ring) == 1
 
 
+def test_an_opened_slot_is_nobody_elses_and_arrives_as_it_was_filled() -> None:
+    device = VirtualDevice("MI355X")
+    staging = InputStaging(device)
+    targets = [device.empty((WORDS,), torch.int32) for _ in range(2)]
+    early = staging.open(targets[0])
+    early.values[:] = 1
+    staging.send(targets[1], np.full(WORDS, 2, dtype=np.int32))
+    early.values[WORDS // 2 :] = 3
+    staging.queue(early)
+    host = device.pinned((2, WORDS), torch.int32)
+    for row, target in zip(host, targets, strict=True):
+        device.copy(row, target)
+    device.synchronize()
+    assert host[0].tolist() == [1] * (WORDS // 2) + [3] * (WORDS // 2)
+    assert set(host[1].tolist()) == {2}
+    assert staging._ring.busy == 0
+
+
+def test_values_of_another_type_are_refused() -> None:
+    device = VirtualDevice("MI355X")
+    with pytest.raises(TypeError):
+        InputStaging(device).send(
+            device.empty((WORDS,), torch.int32), np.zeros(WORDS, dtype=np.float32)
+        )
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

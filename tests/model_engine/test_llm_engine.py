@@ -153,6 +153,29 @@ def test_a_status_is_not_drained_in_a_middle_chunk() -> None:
     run_to_end(engine)
 
 
+def test_a_step_is_prepared_in_front_of_the_wait_for_the_status() -> None:
+    engine, calls = make_engine(), []
+    runner: Any = engine.runner
+
+    def noted(name: str) -> None:
+        call = getattr(runner, name)
+
+        def note(*arguments: Any) -> Any:
+            calls.append(name)
+            return call(*arguments)
+
+        setattr(runner, name, note)
+
+    engine.add_request(PROMPTS[0][:5], GREEDY)
+    while engine.counters.decode_steps < 2:
+        engine.step()
+    for name in ("prepare", "receive_status", "launch", "_send_block_tables", "_send_sampling"):
+        noted(name)
+    engine.step()
+    early = ["prepare", "_send_block_tables", "_send_sampling"]
+    assert calls == [*early, "receive_status", "launch"]
+
+
 def test_requests_end_when_they_should() -> None:
     engine = make_engine()
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
@@ -230,10 +253,16 @@ def test_an_impossible_status_fails_its_request_alone(expected: list[list[int]])
     engine = make_engine()
     names = _decode_two_steps(engine)
     _corrupt_next_status(engine, 64)
+    requests = engine._desk.requests.items()
+    got = {name: list(request.output_token_ids) for name, request in requests}
     outputs = run_to_end(engine)
     failed = [output for output in outputs if output.error]
     assert [output.request_id for output in failed] == [names[0]]
     assert "num_bonus=64" in (failed[0].error or "")
+    # the step that was prepared with the failed row is prepared anew without it
+    for output in outputs:
+        got[output.request_id] += output.new_token_ids
+    assert [got[name] for name in names[1:]] == expected[1:3]
     assert engine.stats()["used_blocks"] == 0
     assert engine.generate(PROMPTS[:1], GREEDY) == expected[:1]
 
