@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from atom.workbook.accuracy_analysis import (
     AccuracySet,
     acceptance_difference,
     changed_items,
+    examples,
+    examples_table,
     floor,
     interval_text,
     load_set,
@@ -204,3 +207,16 @@ def test_the_null_arm_is_hold_against_itself() -> None:
     assert twins_table(pairs)["lost, gained"].tolist() == ["2, 0"]
     assert [point.name for point in found.grid()][:2] == list(_POINTS)[:2]
     assert p_text(0.0) == "< 1e-300"
+
+
+def test_an_example_of_damage_is_a_wrong_answer_not_another_wording() -> None:
+    found = made_up({"unpatched/pool/mtp": 2})
+    reference, bare = "hold/no-pool/plain", "unpatched/pool/mtp"
+    rows = [(reference, 1, "#### 4"), (reference, 3, "So #### 5")]
+    rows += [(bare, 3, "Then #### 5"), (bare, 1, "4.\n####")]
+    texts = pd.DataFrame(rows, columns=["point_id", "item", "text"])
+    found.run.tables["texts"] = texts.assign(text=texts["text"].map(json.dumps))
+    found.run.provenance.settings.update(items=4, examples=5)
+    (shown,) = examples(found)
+    assert (shown.point, shown.item, shown.right, shown.damaged) == (bare, 1, "#### 4", "4.\n####")
+    assert examples_table([shown], noise=False)["this point's answer"].tolist() == ["4. ####"]
