@@ -14,8 +14,6 @@ the state behind every token in a slot of its own, and the next step starts from
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,6 +27,7 @@ from atom.model_ops.gated_delta_rule_chunked import (
     kernel_takes,
     l2_normalize,
 )
+from atom.model_ops.prefill_plan import PrefillPlan
 from atom.model_ops.recurrent_state_slots import RecurrentStatePool, row_slots
 
 
@@ -129,7 +128,7 @@ def gated_delta_rule_prefill(
     meta: AttentionMetadata,
     *,
     scale: float | None = None,
-    slots: Tensor | None = None,
+    plan: PrefillPlan | None = None,
 ) -> Tensor:
     """Prompt chunks: start from the request's first slot, or from nothing, and leave the end there.
 
@@ -145,7 +144,8 @@ def gated_delta_rule_prefill(
         recurrent_state: float32 ``[slots, HV, K, V]``, one layer's pool; changed in place.
         meta: the batch.
         scale: factor of the queries; ``K ** -0.5`` by default.
-        slots: int ``[S]``, each row's slot in place of ``state_table[row, 0]``.
+        plan: what follows from the batch, to be made once for all layers; with it also other slots
+            than those of the table.
 
     Returns:
         ``[T, HV, V]`` in the dtype of ``v``; what padding tokens get is not defined.
@@ -153,57 +153,22 @@ def gated_delta_rule_prefill(
     Raises:
         BadInput: if the heads do not fit each other.
     """
-    run = kernel_gated_delta_rule if kernel_takes(q) else chunked_gated_delta_rule
-    return _prefill(run, q, k, v, g, beta, recurrent_state, meta, scale, slots)
-
-
-def gated_delta_rule_prefill_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    recurrent_state: Tensor,
-    meta: AttentionMetadata,
-    *,
-    scale: float | None = None,
-    slots: Tensor | None = None,
-) -> Tensor:
-    """:func:`gated_delta_rule_prefill` in plain torch, on any device, with zeros for padding."""
-    run = chunked_gated_delta_rule
-    return _prefill(run, q, k, v, g, beta, recurrent_state, meta, scale, slots)
-
-
-def _prefill(
-    run: Callable[..., tuple[Tensor, Tensor]],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    recurrent_state: Tensor,
-    meta: AttentionMetadata,
-    scale: float | None,
-    slots: Tensor | None,
-) -> Tensor:
     check_heads(q, k, v, recurrent_state)
     if v.shape[0] == 0 or meta.num_rows == 0:
         return torch.empty_like(v)
-    real = (meta.query_start_loc.diff() > 0) & (meta.state_slots >= 0)
-    slot = torch.where(real, meta.state_table[:, 0] if slots is None else slots, 0).long()
-    kept = recurrent_state[slot]
-    continued = real & (meta.context_lens > 0)
-    # selecting, not multiplying: a slot that nobody has written yet may hold NaN
-    initial = torch.where(continued[:, None, None, None], kept, 0.0)
+    plan = PrefillPlan(meta) if plan is None else plan
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    start, longest = meta.query_start_loc, meta.max_query_len
-    output, final = run(q, k, v, g, beta, initial, start, longest, scale)
-    # how many rows are real is not known on the host: every other row repeats the first real one's
-    # store, or puts back what slot 0 holds where there is none
-    first = real.to(torch.uint8).argmax()
-    source = torch.where(real, torch.arange(meta.num_rows, device=v.device), first)
-    final = torch.where(real[source][:, None, None, None], final[source], kept[source])
-    recurrent_state[slot[source]] = final
+    kept = recurrent_state.index_select(0, plan.slots)
+    # selecting, not multiplying: a slot that nobody has written yet may hold NaN
+    initial = torch.where(plan.continued, kept, 0.0)
+    parts = q, k, v, g, beta, initial
+    if kernel_takes(q):
+        output, final = kernel_gated_delta_rule(*parts, plan.start, plan.chunk_indices, scale)
+    else:
+        output, final = chunked_gated_delta_rule(*parts, plan.start, meta.max_query_len, scale)
+    source = plan.source
+    final = torch.where(plan.stores, final.index_select(0, source), kept.index_select(0, source))
+    recurrent_state.index_copy_(0, plan.written, final)
     return output.to(v.dtype)
 
 

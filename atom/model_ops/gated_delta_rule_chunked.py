@@ -183,28 +183,28 @@ def kernel_gated_delta_rule(
     g: Tensor,
     beta: Tensor,
     initial_state: Tensor,
-    query_start_loc: Tensor,
-    max_query_len: int,
+    start: Tensor,
+    chunk_indices: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The same by flash-linear-attention's kernels; arguments as :func:`chunked_gated_delta_rule`.
+    """The same by flash-linear-attention's kernels.
+
+    Args:
+        q: as of :func:`chunked_gated_delta_rule`, like every argument that is not named here.
+        k: as there.
+        v: as there.
+        g: as there.
+        beta: as there.
+        initial_state: as there.
+        start: see :class:`atom.model_ops.prefill_plan.PrefillPlan`, like the next.
+        chunk_indices: see there.
+        scale: as there.
 
     Returns:
         ``[T, HV, V]`` in the dtype of ``q``, unwritten for padding, and float32 final states.
     """
     run = chunk_kernel()
     assert run is not None
-    tokens, rows = v.shape[0], initial_state.shape[0]
-    # a fresh tensor: the library caches what it derives from this object by identity
-    start = query_start_loc.to(torch.int64, copy=True)
-    bound = chunk_bound(tokens, rows, max_query_len, CHUNK_SIZE)
-    chunks = lay_out_chunks(start, bound, CHUNK_SIZE)
-    # its own numbering reads the lengths on the host; entries past the last chunk name one behind
-    # every row's end, where all its kernels load and store nothing
-    indices = torch.stack(
-        (torch.where(chunks.real, chunks.row, 0), torch.where(chunks.real, chunks.number, tokens)),
-        dim=1,
-    )
     output, final_state = run(
         q[None],
         k[None],
@@ -216,6 +216,6 @@ def kernel_gated_delta_rule(
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
         cu_seqlens=start,
-        chunk_indices=indices,
+        chunk_indices=chunk_indices,
     )
     return output[0], final_state

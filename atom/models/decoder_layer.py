@@ -24,6 +24,7 @@ from atom.model_ops.gated_delta_rule import (
 from atom.model_ops.gated_delta_rule_replay import gated_delta_rule_replay_from_gates
 from atom.model_ops.layer_norm import add_rms_norm, rms_norm
 from atom.model_ops.paged_attention import paged_attention
+from atom.model_ops.prefill_plan import PrefillPlan
 from atom.model_ops.replay_ring import ReplayRing
 from atom.model_ops.rotary_embedding import RotaryTable, qk_norm_rope_store
 from atom.models.model_config import ModelConfig
@@ -92,6 +93,7 @@ class GatedDeltaNet(nn.Module):
         conv_state: Tensor,
         recurrent_state: Tensor,
         ring: ReplayRing | None,
+        plan: PrefillPlan | None,
         guard: GuardMode,
         record: Tensor,
     ) -> Tensor:
@@ -115,8 +117,7 @@ class GatedDeltaNet(nn.Module):
         parts = query, key, value
         if meta.is_prefill:
             gates = gdn_gating(a, b, self.A_log, self.dt_bias)
-            slots = None if ring is None else meta.state_slots
-            output = gated_delta_rule_prefill(*parts, *gates, recurrent_state, meta, slots=slots)
+            output = gated_delta_rule_prefill(*parts, *gates, recurrent_state, meta, plan=plan)
         else:
             raw = a, b, self.A_log, self.dt_bias
             if ring is None:

@@ -9,6 +9,7 @@ from torch.nn import functional
 from atom.config import GuardMode
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.layer_norm import add_rms_norm
+from atom.model_ops.prefill_plan import PrefillPlan
 from atom.model_ops.replay_ring import clear_rings
 from atom.model_ops.rotary_embedding import RotaryTable
 from atom.models.caches import ModelCaches
@@ -120,8 +121,12 @@ class Qwen3NextForCausalLM(nn.Module):
             ``[T, H]`` behind the final norm: what the output projection takes, and what the MTP
             layer takes (it is trained on normed states).
         """
-        if meta.is_prefill and caches.replay is not None:
-            clear_rings(caches.replay, meta)
+        plan = None
+        if meta.is_prefill and meta.num_rows:
+            replays = caches.replay is not None
+            plan = PrefillPlan(meta, meta.state_slots if replays else None)
+            if caches.replay is not None:
+                clear_rings(caches.replay, meta)
         output: Tensor = functional.embedding(input_ids, self.embed_tokens)
         residual: Tensor | None = None
         attention = 0
@@ -137,6 +142,7 @@ class Qwen3NextForCausalLM(nn.Module):
                 mixed = mixer(
                     *(normed, meta, caches.conv_state[number], caches.recurrent_state[number]),
                     None if caches.replay is None else caches.replay.layer(number),
+                    plan,
                     guard,
                     record,
                 )

@@ -16,6 +16,7 @@ from atom.errors import BadInput, DeviceError
 from atom.model_ops import gated_delta_rule as ops
 from atom.model_ops import gated_delta_rule_chunked as chunked
 from atom.model_ops.guard import GuardCode, IllegalAccess, new_record, parse_record
+from atom.model_ops.prefill_plan import PrefillPlan
 
 # -- against transformers
 
@@ -123,6 +124,21 @@ def test_a_prompt_in_pieces_equals_the_prompt(cuts: list[int], seed: int) -> Non
         outputs.append(ops.gated_delta_rule_prefill(*cut(inputs, begin, end), pieces, meta))
     torch.testing.assert_close(torch.cat(outputs), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(pieces[0], whole[0], atol=1e-4, rtol=1e-4)
+
+
+def test_one_plan_serves_the_layers_of_a_step() -> None:
+    layers = [draw(21, padding=3) for _ in range(2)]
+    meta = batch([9, 0, 12], [2, 0, 1], contexts=[4, 0, 0], padding_rows=1, padding_tokens=3)
+    plan = PrefillPlan(meta)
+    for inputs in layers:
+        apart, shared = (states(3, inputs, fill=0.5) for _ in range(2))
+        expected = ops.gated_delta_rule_prefill(*inputs, apart, meta)
+        output = ops.gated_delta_rule_prefill(*inputs, shared, meta, plan=plan)
+        assert torch.equal(output, expected)
+        assert torch.equal(shared, apart)
+    # the library's chunks: of both rows with tokens, then one behind every row's end
+    assert plan.chunk_indices.tolist()[:2] == [[0, 0], [2, 0]]
+    assert all(number == 24 for _, number in plan.chunk_indices.tolist()[2:])
 
 
 def test_a_batch_of_padding_alone_changes_nothing() -> None:

@@ -14,6 +14,7 @@ from atom.model_ops import gated_delta_rule as ops
 from atom.model_ops import gated_delta_rule_replay as replay
 from atom.model_ops.gated_delta_rule import gated_delta_rule_prefill
 from atom.model_ops.guard import GuardCode, IllegalAccess, new_record, parse_record
+from atom.model_ops.prefill_plan import PrefillPlan
 from atom.model_ops.replay_ring import ReplayRing, clear_rings, ring_places
 
 
@@ -51,7 +52,9 @@ def test_a_prompt_chunk_leaves_the_state_and_an_empty_ring() -> None:
     state, ring = new_pools(4)
     meta = batch([9, 3], [2, 0], padding_rows=2, padding_tokens=2)
     clear_rings(ring, meta)
-    output = gated_delta_rule_prefill(*inputs, state, meta, slots=meta.state_slots)
+    output = gated_delta_rule_prefill(
+        *inputs, state, meta, plan=PrefillPlan(meta, meta.state_slots)
+    )
     for begin, end, group in ((0, 9, 2), (9, 12, 0)):
         part = tuple(x[begin:end] for x in inputs)
         expected, behind = naive(part, torch.zeros_like(state[group]))
