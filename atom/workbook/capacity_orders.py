@@ -119,6 +119,23 @@ def direct_sentences(found: Study, rows: Sequence[CapacityRow]) -> list[str]:
     ]
 
 
+def with_first_order(
+    repeats: Sequence[CapacityRow], remedies: Sequence[CapacityRow]
+) -> list[CapacityRow]:
+    """Rows of several orders, and what the remedies' run has of the same points in its own order.
+
+    Points are the same at the same place of the grid, with the same arm, sessions and pool.
+    """
+
+    def point(row: CapacityRow) -> tuple[object, ...]:
+        return (row.arm, row.concurrency, row.pool_gib, *(getattr(row, name) for name in PLACE))
+
+    known = {point(row) for row in repeats}
+    seeds = {row.seed for row in repeats}
+    more = [row for row in remedies if point(row) in known and row.seed not in seeds]
+    return [*more, *repeats]
+
+
 def orders_table(rows: Sequence[CapacityRow]) -> pd.DataFrame:
     """Every arm at every setup over the orders of the sessions, each beside the same order's own.
 

@@ -279,6 +279,10 @@ def test_orders_of_the_sessions_give_remedies_a_spread() -> None:
     assert list(direct["orders of the sessions"]) == [2] * 4
     said = capacity_orders.direct_sentences(found, rows)
     assert "Of 2 orders of the same sessions, 1 give the published order" in said[1]
+    # the remedies' run gives its order of the same points, and of no others
+    first = [made_row(*found.offload[0].setup, seed=9), made_row(64, 999.0, seed=9), rows[0]]
+    more = [*first, made_row(*found.offload[0].setup, seed=9, byte_scale=2.0)]
+    assert capacity_orders.with_first_order(rows, more) == [first[0], *rows]
     # one order has no spread to speak of
     assert len(capacity_orders.direct_sentences(found, [r for r in rows if r.seed == 1])) == 1
 
