@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
+
 #: elements that one program takes
 _ELEMENTS = 1024
 
@@ -50,8 +52,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        block = min(triton.next_power_of_2(width), _ELEMENTS)
-        silu_and_mul_kernel[(rows, triton.cdiv(width, block))](
+        block = min(next_power_of_2(width), _ELEMENTS)
+        silu_and_mul_kernel[(rows, ceil_div(width, block))](
             gate_up, output, gate_up.stride(0), WIDTH=width, BLOCK=block, num_warps=4
         )
     return output
@@ -65,8 +67,8 @@ def sigmoid_gate(attention: Tensor, gate: Tensor) -> Tensor:
     head_size = gate.shape[-1]
     gate_head = gate.stride(1) if gate.dim() == 3 else 0
     if rows:
-        block = min(triton.next_power_of_2(width), _ELEMENTS)
-        sigmoid_gate_kernel[(rows, triton.cdiv(width, block))](
+        block = min(next_power_of_2(width), _ELEMENTS)
+        sigmoid_gate_kernel[(rows, ceil_div(width, block))](
             flat,
             gate,
             output,

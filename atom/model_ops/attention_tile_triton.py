@@ -8,9 +8,12 @@ of keys serves all of them: a decode step of four tokens with eight heads a KV h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import triton
 import triton.language as tl
+
+from atom.model_ops.launch_sizes import next_power_of_2
 
 #: score of a key that a query does not see; finite, so that a part without any key is no NaN. A
 #: power of two: its product with the scale is exact, also where the compiler fuses the subtraction
@@ -37,9 +40,10 @@ class Tiling:
     stages: int
 
 
+@cache
 def prefill_tiling(ratio: int, head_size: int, element_bytes: int, hip: bool) -> Tiling:
     """Tiles of a prompt chunk; 128 rows by 64 keys where the shared memory holds them."""
-    wide = triton.next_power_of_2(head_size)
+    wide = next_power_of_2(head_size)
     if element_bytes > 2:
         rows, keys, stages = 32, 32, 1
     elif hip:
@@ -49,17 +53,18 @@ def prefill_tiling(ratio: int, head_size: int, element_bytes: int, hip: bool) ->
         # stages for two buffers of keys and values, or three: the block table's load takes one too
         rows, keys, stages = 128, 64 if wide > 64 else 128, 3 if wide > 128 else 5
     queries = max(1, rows // ratio)
-    rows = max(rows, triton.next_power_of_2(ratio))
+    rows = max(rows, next_power_of_2(ratio))
     return Tiling(queries, rows, keys, 8 if rows >= 128 else 4, stages)
 
 
+@cache
 def decode_tiling(
     max_query_len: int, ratio: int, head_size: int, element_bytes: int, hip: bool
 ) -> Tiling:
     """Tiles of a decode step: all queries of a row if 64 rows hold them, and 32 KiB of cache."""
-    wide = triton.next_power_of_2(head_size)
+    wide = next_power_of_2(head_size)
     queries = max(1, min(max_query_len, 64 // ratio))
-    rows = max(16, triton.next_power_of_2(queries * ratio))
+    rows = max(16, next_power_of_2(queries * ratio))
     keys = min(128, 8192 // wide) // (2 if element_bytes > 2 else 1)
     # on CUDA two buffers of keys and values, and the block table's load before them
     stages = 1 if element_bytes > 2 else 2 if hip else 5

@@ -19,6 +19,7 @@ from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.causal_conv1d import most_tokens
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 
 #: channels and warps of a program of the update
 UPDATE_BLOCK, UPDATE_WARPS = 512, 2
@@ -212,7 +213,7 @@ def launch_update(
     """Kernel form of ``causal_conv1d_update``; ``block`` channels and ``warps`` a program."""
     out = empty_like(x)
     dim, width = weight.shape
-    grid = (triton.cdiv(dim, block), meta.num_rows)
+    grid = (ceil_div(dim, block), meta.num_rows)
     if not meta.num_rows:
         return out
     causal_conv1d_update_kernel[grid](
@@ -267,10 +268,10 @@ def launch_prefill(
     if not rows or meta.max_query_len <= 0:
         return out
     # only the first chunk may need the old history, which the first program overwrites
-    tokens = max(tokens, triton.next_power_of_2(width - 1))
+    tokens = max(tokens, next_power_of_2(width - 1))
     # a long row beside many short ones would else start a program for every chunk of each
-    chunks = min(triton.cdiv(meta.max_query_len, tokens), max(8, _PREFILL_PROGRAMS // rows))
-    causal_conv1d_prefill_kernel[(triton.cdiv(dim, block), chunks, rows)](
+    chunks = min(ceil_div(meta.max_query_len, tokens), max(8, _PREFILL_PROGRAMS // rows))
+    causal_conv1d_prefill_kernel[(ceil_div(dim, block), chunks, rows)](
         x,
         weight,
         bias,

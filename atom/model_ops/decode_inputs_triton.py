@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atom.model_ops.decode_inputs import StepDrafts, StepInputs
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 
 
 @triton.jit
@@ -107,10 +108,10 @@ def step_inputs(
     """:func:`~atom.model_ops.decode_inputs.decode_inputs` or ``prefill_inputs`` on a GPU."""
     rows = metadata.shape[1]
     columns = out.state_table.shape[1]
-    wide_rows = triton.next_power_of_2(max(rows, 1))
+    wide_rows = next_power_of_2(max(rows, 1))
     # every token of a program is compared with every row
     tokens = max(16, min(128, 16384 // wide_rows))
-    step_inputs_kernel[(max(1, triton.cdiv(num_tokens, tokens)),)](
+    step_inputs_kernel[(max(1, ceil_div(num_tokens, tokens)),)](
         metadata,
         block_tables,
         out.input_ids if token_table is None else token_table,
@@ -131,7 +132,7 @@ def step_inputs(
         num_tokens,
         BLOCK_SIZE=block_size,
         COLUMNS=columns,
-        WIDE_COLUMNS=triton.next_power_of_2(columns),
+        WIDE_COLUMNS=next_power_of_2(columns),
         ROWS=wide_rows,
         TOKENS=tokens,
         HAS_IDS=token_table is not None,

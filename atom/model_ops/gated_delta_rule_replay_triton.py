@@ -25,6 +25,7 @@ from atom.model_ops.gated_delta_rule_triton import (
 )
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 from atom.model_ops.replay_ring import ReplayRing
 
 #: value columns of a state tile, and warps of its program
@@ -214,8 +215,8 @@ def gated_delta_rule_replay_from_gates_triton(
         return output
     (q, q_stride), (k, k_stride), (v, v_stride) = packed(q), packed(k), packed(v)
     (a, a_stride), (b, b_stride) = packed(a), packed(b)
-    block_v = min(triton.next_power_of_2(size), tile[0])
-    gated_delta_rule_replay_kernel[(triton.cdiv(size, block_v), heads, meta.num_rows)](
+    block_v = min(next_power_of_2(size), tile[0])
+    gated_delta_rule_replay_kernel[(ceil_div(size, block_v), heads, meta.num_rows)](
         *(q, k, v, a, b, A_log, dt_bias, output, recurrent_state),
         *(ring.keys_values, ring.gates),
         *(meta.query_start_loc, meta.context_lens, meta.num_accepted_tokens, meta.state_slots),
@@ -228,7 +229,7 @@ def gated_delta_rule_replay_from_gates_triton(
         HEADS=heads,
         K=key_size,
         V=size,
-        BLOCK_K=triton.next_power_of_2(key_size),
+        BLOCK_K=next_power_of_2(key_size),
         BLOCK_V=block_v,
         MOST_TOKENS=ring.most_tokens,
         L2_EPS=L2_EPS,

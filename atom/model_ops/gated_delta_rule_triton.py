@@ -19,6 +19,7 @@ from atom.model_ops.gated_delta_rule import check_update
 from atom.model_ops.gated_delta_rule_chunked import L2_EPS
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 
 #: value columns of a state tile, and warps of its program: for one token a row, where no reduction
 #: within one warp has a barrier, and for more, where states are written most of the time
@@ -256,11 +257,11 @@ def gdn_gating_triton(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`atom.model_ops.gated_delta_rule.gdn_gating`."""
     (a, a_stride), (b, b_stride) = packed(a), packed(b)
-    log_decay = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    log_decay = torch.empty_like(a, dtype=torch.float32, memory_format=torch.contiguous_format)
     strength = torch.empty_like(log_decay)
     elements = log_decay.numel()
     if elements:
-        gdn_gating_kernel[(triton.cdiv(elements, _GATE_ELEMENTS),)](
+        gdn_gating_kernel[(ceil_div(elements, _GATE_ELEMENTS),)](
             *(a, b, A_log, dt_bias, log_decay, strength),
             *(elements, a_stride, b_stride),
             HEADS=a.shape[1],
@@ -271,13 +272,13 @@ def gdn_gating_triton(
 
 def rms_norm_gated_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See :func:`atom.model_ops.gated_delta_rule.rms_norm_gated`."""
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    output = torch.empty_like(x, memory_format=torch.contiguous_format)
     (x, x_stride), (gate, gate_stride) = packed(x), packed(gate)
     tokens, heads, size = x.shape
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     block_rows = max(1, _NORM_ELEMENTS // block)
     if tokens:
-        rms_norm_gated_kernel[(triton.cdiv(tokens * heads, block_rows),)](
+        rms_norm_gated_kernel[(ceil_div(tokens * heads, block_rows),)](
             *(x, gate, weight, output, eps, tokens * heads, x_stride, gate_stride),
             HEADS=heads,
             V=size,
@@ -372,8 +373,8 @@ def _update(
     (q, q_stride), (k, k_stride), (v, v_stride) = packed(q), packed(k), packed(v)
     (gate, gate_stride), (strength, strength_stride) = packed(gates[0]), packed(gates[1])
     tile = tile or (STATE_TILE if meta.max_query_len <= 1 else DRAFTS_TILE)
-    block_v = min(triton.next_power_of_2(size), tile[0])
-    gated_delta_rule_update_kernel[(triton.cdiv(size, block_v), heads, meta.num_rows)](
+    block_v = min(next_power_of_2(size), tile[0])
+    gated_delta_rule_update_kernel[(ceil_div(size, block_v), heads, meta.num_rows)](
         *(q, k, v, gate, strength, gates[2], gates[3], output, recurrent_state),
         *(meta.query_start_loc, meta.num_accepted_tokens, meta.state_slots, meta.state_table),
         record,
@@ -385,7 +386,7 @@ def _update(
         HEADS=heads,
         K=key_size,
         V=size,
-        BLOCK_K=triton.next_power_of_2(key_size),
+        BLOCK_K=next_power_of_2(key_size),
         BLOCK_V=block_v,
         WIDTH=width,
         L2_EPS=L2_EPS,

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom.model_ops.launch_sizes import next_power_of_2
+
 
 @triton.jit
 def rms_norm_kernel(
@@ -42,7 +44,7 @@ def rms_norm_kernel(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0) -> Tensor:
     """:func:`atom.model_ops.layer_norm.rms_norm` on a GPU."""
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch(x, x, weight, normed, normed, eps, offset, add=False)
     return normed
 
@@ -51,7 +53,7 @@ def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """:func:`atom.model_ops.layer_norm.add_rms_norm` on a GPU."""
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = torch.empty_like(normed)
     _launch(x, residual, weight, normed, total, eps, offset, add=True)
     return normed, total
@@ -71,7 +73,7 @@ def _launch(
     rows, width = x.shape
     if not rows:
         return
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     rms_norm_kernel[(rows,)](
         x,
         residual,
@@ -134,7 +136,7 @@ def embed_norm_join(
     tokens, width = hidden.shape
     joined = torch.empty((tokens, 2 * width), dtype=hidden.dtype, device=hidden.device)
     if tokens:
-        block = triton.next_power_of_2(width)
+        block = next_power_of_2(width)
         embed_norm_join_kernel[(tokens, 2)](
             *(ids, embedding, hidden, embedding_weight, hidden_weight, joined),
             *(ids.stride(0), embedding.stride(0), hidden.stride(0), eps),

@@ -14,6 +14,7 @@ from torch import Tensor
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.attention_tile_triton import Tiling, decode_tiling, prefill_tiling
 from atom.model_ops.decode_attention_triton import decode_kernel, join_parts_kernel, split_count
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 from atom.model_ops.prefill_attention_triton import prefill_kernel
 
 
@@ -58,8 +59,8 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor)
     tokens, heads, head_size = key.shape
     if not tokens:
         return
-    block = min(triton.next_power_of_2(heads * head_size), 1024)
-    store_kv_kernel[(tokens, triton.cdiv(heads * head_size, block))](
+    block = min(next_power_of_2(heads * head_size), 1024)
+    store_kv_kernel[(tokens, ceil_div(heads * head_size, block))](
         key,
         value,
         kv_cache,
@@ -111,7 +112,7 @@ def paged_attention(
     shape = {
         "HEADS": kv_heads,
         "HEAD_SIZE": head_size,
-        "WIDE": triton.next_power_of_2(head_size),
+        "WIDE": next_power_of_2(head_size),
         "BLOCK_SIZE": block_size,
         "RATIO": ratio,
     }
@@ -137,7 +138,7 @@ def paged_attention(
         )
         return output
     cut = tiling or decode_tiling(meta.max_query_len, ratio, head_size, query.element_size(), hip)
-    tiles = triton.cdiv(meta.max_query_len, cut.queries)
+    tiles = ceil_div(meta.max_query_len, cut.queries)
     if splits is None:
         max_keys = min(meta.max_context_len + meta.max_query_len, capacity)
         splits = split_count(meta.num_rows * kv_heads * tiles, max_keys, _device(query))
@@ -168,9 +169,7 @@ def paged_attention(
     )
     if splits > 1:
         block = max(16, min(shape["WIDE"], 4096 // splits))
-        join_parts_kernel[
-            (meta.num_rows * meta.max_query_len, heads, triton.cdiv(head_size, block))
-        ](
+        join_parts_kernel[(meta.num_rows * meta.max_query_len, heads, ceil_div(head_size, block))](
             output,
             parts,
             part_sizes,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 from atom.model_ops.rotary_embedding import RotaryTable
 
 #: elements that one program takes
@@ -202,13 +203,13 @@ def _launch(
 ) -> Tensor:
     tokens, q_heads, head_size = q.shape
     k_heads = k.shape[1]
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if not tokens:
         return q_out
-    wide = triton.next_power_of_2(head_size)
-    heads = max(1, min(_ELEMENTS // wide, triton.next_power_of_2(max(q_heads, k_heads))))
+    wide = next_power_of_2(head_size)
+    heads = max(1, min(_ELEMENTS // wide, next_power_of_2(max(q_heads, k_heads))))
     values = k if v is None else v
-    qk_norm_rope_kernel[(tokens, triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads))](
+    qk_norm_rope_kernel[(tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
         q,
         k,
         values,

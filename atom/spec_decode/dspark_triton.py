@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom.model_ops.launch_sizes import ceil_div
+
 _ROWS = 128
 
 
@@ -45,7 +47,7 @@ def write_ell(
 ) -> None:
     """The Triton side of ``compute_ell_body``."""
     requests, drafts = confidence.shape
-    ell_kernel[(triton.cdiv(requests, _ROWS),)](
+    ell_kernel[(ceil_div(requests, _ROWS),)](
         confidence,
         ell,
         ell if tags is None else tags,

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atom.model_ops.attention_metadata import AttentionMetadata
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 from atom.spec_decode.mtp import DraftPlan
 
 #: tokens, or blocks of a table, that a program handles at a time
@@ -154,10 +155,10 @@ def draft_plan(
         rows,
         meta.num_tokens,
         PASSES=draft_tokens,
-        WIDE_PASSES=triton.next_power_of_2(draft_tokens),
+        WIDE_PASSES=next_power_of_2(draft_tokens),
         BLOCK_SIZE=block_size,
         COLUMNS=columns,
-        ROWS=triton.next_power_of_2(rows),
+        ROWS=next_power_of_2(rows),
         CHUNK=_CHUNK if meta.is_prefill else 64,
         IS_PREFILL=meta.is_prefill,
         HAS_SAMPLED=sampled_ids is not None,
@@ -223,7 +224,7 @@ def likeliest_join_kernel(
 def likeliest(logits: Tensor, ids: Tensor, confidence: Tensor) -> None:
     """The Triton side of ``likeliest_reference``."""
     rows, vocabulary = logits.shape
-    parts = triton.cdiv(vocabulary, _PART)
+    parts = ceil_div(vocabulary, _PART)
     scratch = torch.empty((3, rows, parts), dtype=torch.float32, device=logits.device)
     places = scratch[1].view(torch.int32)
     likeliest_part_kernel[(rows, parts)](
@@ -234,7 +235,7 @@ def likeliest(logits: Tensor, ids: Tensor, confidence: Tensor) -> None:
     likeliest_join_kernel[(rows,)](
         *(scratch[0], places, scratch[2], ids, confidence),
         *(ids.stride(0), confidence.stride(0), parts),
-        PARTS=triton.next_power_of_2(parts),
+        PARTS=next_power_of_2(parts),
         num_warps=1,
     )
 
@@ -258,6 +259,6 @@ def keep_drafts(token_table: Tensor, groups: Tensor, ids: Tensor) -> None:
     keep_drafts_kernel[(rows,)](
         *(token_table, groups, ids, token_table.shape[0] - 1, ids.stride(0)),
         K=drafts,
-        WIDE=triton.next_power_of_2(drafts),
+        WIDE=next_power_of_2(drafts),
         num_warps=1,
     )

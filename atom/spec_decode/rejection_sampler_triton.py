@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 from atom.spec_decode.rejection_sampler import HostOutputs, Verdict
 from atom.spec_decode.sampling import SamplingTensors
 from atom.spec_decode.sampling_triton import (
@@ -255,7 +256,7 @@ def _row_parts(
     outputs: HostOutputs | None = None,
 ) -> _Parts:
     vocabulary = logits.shape[1]
-    parts = triton.cdiv(vocabulary, CHUNK)
+    parts = ceil_div(vocabulary, CHUNK)
     columns = requests * (drafts + 1)
     scratch = torch.empty(
         (4 if logprobs else 2, columns * parts), dtype=torch.float32, device=logits.device
@@ -362,8 +363,8 @@ def verify_triton(
         draft_ids.stride(0),
         parts.number,
         K=drafts,
-        WIDTH=triton.next_power_of_2(drafts + 1),
-        PARTS=triton.next_power_of_2(parts.number),
+        WIDTH=next_power_of_2(drafts + 1),
+        PARTS=next_power_of_2(parts.number),
         FORCED=forced_bonus is not None,
         LOGPROBS=wanted,
         num_warps=1,
@@ -414,8 +415,8 @@ def write_outputs_triton(
         parts.number,
         *_tag_arguments(outputs),
         K=drafts,
-        WIDTH=triton.next_power_of_2(drafts + 1),
-        PARTS=triton.next_power_of_2(parts.number),
+        WIDTH=next_power_of_2(drafts + 1),
+        PARTS=next_power_of_2(parts.number),
         WORDS=record.shape[0],
         FORCED=forced_bonus is not None,
         LOGPROBS=wanted,
