@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from atom.benchmarks.engine_speed_rows import SpeedArm
 from atom.config import DeviceChoice, RecurrentStates, Settings
 from atom.model_engine.engine_settings import EngineSettings
+from atom.models.presets import PresetName
 
 EXPERIMENT = "engine_speed"
 _BLOCK = 16
@@ -59,7 +60,7 @@ class EngineSpeedSettings(Settings):
     device_profile: str = Field("MI355X", pattern=r"^[A-Za-z0-9_.-]+$")
     """Profile of the virtual device; ignored on an accelerator."""
 
-    preset: str = Field("m395", pattern=r"^[a-z0-9_]+$")
+    preset: PresetName = "m395"
     """Size of the model, whose weights are random."""
 
     batch_sizes: Annotated[

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from atom.benchmarks.protocol_cost_rows import CostArm, Loop, Pressure
 from atom.config import DeviceChoice, Settings
 from atom.model_engine.engine_settings import EngineSettings
+from atom.models.presets import PresetName
 
 EXPERIMENT = "protocol_cost"
 _BLOCK = 16
@@ -126,7 +127,7 @@ class ProtocolSweepSettings(Settings):
     limit_calls: int = Field(400, ge=4, le=100_000)
     """Calls of each limit in a repeat."""
 
-    preset: str = Field("m395", pattern=r"^[a-z0-9_]+$")
+    preset: PresetName = "m395"
     """Size of the engine's model, whose weights are random."""
 
     draft_tokens: int = Field(3, ge=1, le=7)
@@ -164,7 +165,9 @@ class ProtocolSweepSettings(Settings):
                 "raise memory_steps"
             )
         if max(self.leads) >= self.steps:
-            raise ValueError(f"leads {max(self.leads)} is not reached in {self.steps} steps")
+            raise ValueError(
+                f"leads {max(self.leads)} is not reached in {self.steps} steps; raise steps"
+            )
         return self
 
     def wants(self, arm: CostArm) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor
 
 from atom.errors import BadInput
@@ -66,6 +68,16 @@ def preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise BadInput(f"no model size is named {name!r}; known: {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def _known(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"no model size has that name; known: {', '.join(PRESETS)}")
+    return name
+
+
+#: name of a size as a setting: refused before anything runs
+PresetName = Annotated[str, AfterValidator(_known)]
 
 
 def count_parameters(config: ModelConfig, *, with_mtp: bool = False) -> int:

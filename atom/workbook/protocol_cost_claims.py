@@ -41,8 +41,9 @@ NETS = {
 #: protocol to who should choose it
 FOR_WHOM = {
     CostArm.HOLD: "an engine that receives what it sends: the default",
-    CostArm.ZERO_COPY: "a host that is the bottleneck, or a copy stream that is held up at times; "
-    "producers outside graphs; CUDA, or HIP with coherent pinned memory",
+    CostArm.ZERO_COPY: "a host that is the bottleneck, or a copy stream that is held up at times, "
+    "if its step beside stores does for you; producers outside graphs; CUDA, or HIP with coherent "
+    "pinned memory",
     CostArm.RECORD_STREAM: "code that cannot keep the source: it is out of its hands once sent",
     CostArm.BLOCKING: "scripts and debugging, where nobody waits for the next step",
     CostArm.UNPATCHED: "nobody: it delivers other steps' bytes",
@@ -120,7 +121,7 @@ def claim_arguments(run: Run, summaries: Sequence[ArmCost]) -> dict[str, dict[st
         found |= _events(summaries)
         found |= _versions(run.tables["samples"])
     found |= _nothing_else(engine)
-    found |= _kept(summaries, engine)
+    found |= _kept(summaries, engine, run.tables["samples"])
     return {claim: {**arguments, **same} for claim, arguments in found.items()}
 
 
@@ -199,9 +200,9 @@ def _nothing_else(engine: Sequence[dict[str, ArmCost]]) -> dict[str, dict[str, A
 
 
 def _kept(
-    summaries: Sequence[ArmCost], engine: Sequence[dict[str, ArmCost]]
+    summaries: Sequence[ArmCost], engine: Sequence[dict[str, ArmCost]], samples: pd.DataFrame
 ) -> dict[str, dict[str, Any]]:
-    texts, value = [], None
+    texts, value, ends = [], None, None
     for pressure in Pressure:
         point = shown_point(summaries, Loop.BARE, pressure)
         hold, told = point.get(CostArm.HOLD), point.get(CostArm.RECORD_STREAM)
@@ -210,19 +211,26 @@ def _kept(
         ratio = hold.kept_us / told.kept_us
         if pressure is Pressure.IDLE:
             value = ratio
+            own = samples[samples["lead"] == hold.lead]
+            ends = paired_ratio(
+                own, CostArm.HOLD, CostArm.RECORD_STREAM, ("kept_us",), loop=Loop.BARE
+            )
         texts.append(f"{pressure}: {hold.kept_us:.0f} us for {told.kept_us:.0f} us")
     if value is None:
         return {}
     detail = (
         "hold's block is out of the allocator, for record_stream's, with the copy "
-        f"stream {', '.join(texts)}; judged is idle, one step of lead, of the bare loop"
+        f"stream {', '.join(texts)}; judged is idle, one step of lead, of the bare loop, window by "
+        "window over all batches"
     )
     both = [(one[CostArm.HOLD], one.get(CostArm.RECORD_STREAM)) for one in engine]
     held = [(a.held_steady_bytes, b.held_steady_bytes) for a, b in both if b is not None]
     if held:
         alike = sum(a == b for a, b in held)
         detail += f". In the engine both keep as many bytes at {alike} of {len(held)} batches"
-    return {"thr-22": {"value": value, "detail": detail}}
+    if ends is None:
+        return {"thr-22": {"value": value, "detail": detail}}
+    return {"thr-22": {"value": ends[0], "interval": ends[1:], "detail": detail}}
 
 
 def window_arguments(windows: Mapping[str, Counter[int]], profile: str) -> dict[str, Any]:

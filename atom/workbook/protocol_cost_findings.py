@@ -164,14 +164,22 @@ def zero_copy_sentences(
         if one.point_id == hold.point_id
     ]
     if late:
+        level = {
+            one.batch: f"{one.step_p99_us or 0:,.0f}"
+            for one in choose(summaries, CostArm.HOLD, loop=Loop.ENGINE, pressure=Pressure.IDLE)
+        }
+        rows = samples[(samples["loop"] == Loop.ENGINE) & samples["steps"].notna()]
+        fewest = rows.groupby("batch")["steps"].min().astype(int).to_dict()
         by_batch = ", ".join(
-            f"{one.batch}: {one.step_p99_us or 0:,.0f} for {hold.step_p99_us or 0:,.0f} us"
+            f"{one.batch}: {one.step_p99_us or 0:,.0f} for {hold.step_p99_us or 0:,.0f} us "
+            f"({level.get(one.batch, 'not run')} idle, {fewest[one.batch]} steps)"
             for one, hold in late
         )
         found.append(
             "What is held up on the copy stream holds up the host that waits for a copy behind it. "
-            f"With a stuck copy stream the 99th percentile of zero_copy's step, for hold's, is, by "
-            f"batch, {by_batch}."
+            "With a stuck copy stream the 99th percentile of zero_copy's step, for hold's, is, by "
+            f"batch, {by_batch}; beside them hold's with an idle copy stream, and the steps of a "
+            "window: of so few, the percentile is nearly the longest step."
         )
     return found
 
@@ -215,7 +223,7 @@ def guard_sentences(samples: pd.DataFrame, worst_kernel: float | None = None) ->
         values = {batch: guard_ratio(samples, arm, batch) for batch in batches_of(samples)}
         known = {batch: one for batch, one in values.items() if one is not None}
         if known:
-            text = ", ".join(f"{batch}: {one[0]:.3f}" for batch, one in known.items())
+            text = ", ".join(f"{batch}: {ratio(one)}" for batch, one in known.items())
             found.append(f"{name}, step over that without a guard, by batch: {text}.")
     report = [
         one
@@ -228,6 +236,20 @@ def guard_sentences(samples: pd.DataFrame, worst_kernel: float | None = None) ->
             f"The engine's {ratio(worst)} is more than any guarded kernel by itself takes "
             f"({worst_kernel:.3f} at most) in the run that times kernels. Where the two runs are "
             "of different commits the kernels may be, too; else what the rest is, is open."
+        )
+    checked = {
+        batch: paired_ratio(
+            samples, CostArm.HOST_CHECK, CostArm.HOLD, loop=Loop.ENGINE, batch=batch
+        )
+        for batch in batches_of(samples)
+    }
+    text = ", ".join(
+        f"{batch}: {ratio(one)} ({direction(one)})" for batch, one in checked.items() if one
+    )
+    if text:
+        found.append(
+            f"The host check with its synchronisation, over the reporting guard and tag without "
+            f"one, by batch: {text}."
         )
     tag = paired_ratio(samples, CostArm.HOLD, CostArm.NO_TAG, loop=Loop.ENGINE)
     if tag is not None:

@@ -281,6 +281,7 @@ def test_points_and_orders() -> None:
         ({"deep_lead": 200, "memory_steps": 100}, "deep_lead"),
         ({"batch_sizes": [4, 4]}, "batch_sizes"),
         ({"only": ["nothing"]}, "only"),
+        ({"preset": "nope"}, "no model size has that name; known: tiny"),
     ],
 )
 def test_what_cannot_run_is_refused(values: dict[str, Any], name: str) -> None:

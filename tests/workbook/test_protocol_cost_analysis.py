@@ -139,7 +139,7 @@ def test_a_fit_finds_the_costs_and_an_error_shows(tmp_path: Path, run: Run) -> N
     error = host_cost_fit.held_out_error(found)
     assert error is not None
     assert error < 0.005
-    assert {one.arm for one in found if not one.held_out} == set(host_cost_fit.FITTED)
+    assert {one.arm for one in found if not one.held_out} == set(host_cost_fit.SEEN)
     # an arm that costs more than its calls
     slow = summarise(record_cost_run(tmp_path, hold_send_more=9.0).tables["samples"])
     wrong = [

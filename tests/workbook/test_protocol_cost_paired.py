@@ -167,6 +167,10 @@ def test_sentences_follow_the_rows() -> None:
     assert "not measured here" in " ".join(zero_copy_sentences(samples, {}, summarise(samples)))
     assert "is open" in " ".join(guard_sentences(samples, 1.01))
     assert "is open" not in " ".join(guard_sentences(samples, 1.2))
+    engine[CostArm.HOST_CHECK] = 1010.0
+    checked = " ".join(guard_sentences(frame(engine, Loop.ENGINE)))
+    assert "over the reporting guard and tag without one, by batch: " in checked
+    assert "(shorter)" in checked
 
 
 def test_memory_is_told_by_place() -> None:
