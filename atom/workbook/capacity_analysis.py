@@ -173,6 +173,22 @@ def study_sentences(found: Study) -> list[str]:
             f"Each setup left out in turn, the model comes {better} the better baseline in {what}: "
             f"{form.format(ours)} off, the {name} {form.format(theirs[name])}."
         )
+    singles = list(found.single_fits.values())
+    rates = [one.load_gb_per_second / one.slowness for one in singles]
+    said.append(
+        "By which setup is seen, the bytes come out at "
+        f"{min(one.byte_scale for one in singles):.2f} to "
+        f"{max(one.byte_scale for one in singles):.2f}, the device's KV at "
+        f"{min(one.device_gb for one in singles):.0f} to "
+        f"{max(one.device_gb for one in singles):.0f} GB and loads at {min(rates):.0f} to "
+        f"{max(rates):.0f} GB/s."
+        + (
+            " So the rate of loads is hardly determined, and what is said of the host link below "
+            "holds for the fitted rate."
+            if max(rates) > 1.5 * min(rates)
+            else ""
+        )
+    )
     if found.fitted.at_edge:
         place = (found.fitted.byte_scale, found.fitted.device_gb, found.fitted.load_gb_per_second)
         edges = [

@@ -235,7 +235,7 @@ def checked_sentences(points: Sequence[Checked]) -> list[str]:
         moved = [
             max(abs(share - (one.hits[1] or 0.0)) / (one.hits[1] or 1.0) for share in shares)
             for one in high
-            if (shares := [share for _, share in one.by_caches])
+            if len(shares := [share for _, share in one.by_caches]) > 1
         ]
         if moved:
             text += (
