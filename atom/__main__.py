@@ -55,6 +55,7 @@ examples
   python -m atom sweep race --resume data/runs/<machine>/<run>
   python -m atom sweep throughput --quick               agentic sessions over two CPU pools
   python -m atom sweep colocation --gpus 0,1            an engine beside what works on the other
+  python -m atom sweep accuracy --gpus 0,0,0,0          every arm's answers, four points at a time
   python -m atom sweep capacity -p arms '[shared_lru, paired]' --traces DIR
                                                         hours of serving, simulated: no GPU
   python -m atom sweep throughput -p server_label atom -p server_model m395 --server-command \\

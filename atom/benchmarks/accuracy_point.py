@@ -44,6 +44,7 @@ from atom.config import DeviceChoice
 from atom.device import Device, open_device
 from atom.entrypoints.async_engine import AsyncEngine
 from atom.entrypoints.tokenizer import ServerTokenizer, open_tokenizer
+from atom.errors import DeviceError
 from atom.model_engine.engine_builder import build_engine, load_model
 from atom.model_engine.llm_engine import LLMEngine
 from atom.models.weights import LoadedModel
@@ -106,6 +107,10 @@ def run_point(
         task = task or prompts_of_test(settings)
         if point.protocol is None:
             answers = _ask_server(settings, task, tell, began)
+            detail = next((answer.error for answer in answers if answer.error), None)
+            if all(answer.error for answer in answers):
+                # no answer at all is no score of 0
+                raise DeviceError(f"the server answered no item: {detail}")
             outcome = Outcome.OK
         else:
             if settings.device is DeviceChoice.VIRTUAL:

@@ -145,6 +145,16 @@ def checkpoint_parts(model: Qwen3NextForCausalLM, mtp: Qwen3NextMTP | None) -> P
     return model.parts() | (mtp.parts() if mtp is not None else {})
 
 
+def check_checkpoint(folder: str | Path) -> None:
+    """Open every file of a checkpoint, read no weights.
+
+    Raises:
+        BadInput: a file is missing or damaged; says which.
+    """
+    with ExitStack() as stack:
+        _open_all(Path(folder), stack)
+
+
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """The open file of each tensor name."""
     index = folder / _INDEX

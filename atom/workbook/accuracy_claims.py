@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from atom.benchmarks.accuracy_settings import HOLD, TWIN, UNPATCHED
@@ -10,6 +11,7 @@ from atom.workbook.accuracy_analysis import (
     AccuracySet,
     PointResult,
     acceptance_difference,
+    changed_items,
     floor,
     p_text,
 )
@@ -22,6 +24,8 @@ from atom.workbook.statistics import (
 Arguments = dict[str, dict[str, Any]]
 
 _LEVEL = 0.05
+#: share of the items by which points that are worded alike may differ
+_OTHER_WORDS = 0.01
 _RUN = "a recorded run of sweep accuracy on an accelerator with the trained model"
 #: what a claim waits for that no row here settles
 NEEDS = dict.fromkeys(("acc-08", "acc-09", "acc-11", "acc-12"), _RUN)
@@ -157,3 +161,25 @@ def same_answers(found: AccuracySet) -> bool:
         if point.against is not None and point.row["protocol"] != CopyProtocol.UNPATCHED.value
     ]
     return bool(points) and not any(one.damaged for one in points)
+
+
+def worded_apart(found: AccuracySet) -> tuple[dict[str, int], int, int] | None:
+    """Points with drafts and without pressure whose answers are worded unlike most of them.
+
+    Returns:
+        By name, from how many answers of the point in their middle each differs; most answers that
+        one of the others differs from it; and most by which two of those apart differ. ``None``
+        where none is apart.
+    """
+    points = [p for p in found.grid() if p.row["draft_tokens"] and p.score is not None]
+    items, names = found.run.tables["items"], [point.name for point in points]
+    gaps = {a: {b: changed_items(items, a, b).changed for b in names} for a in names}
+    if len(names) < 3:
+        return None
+    middle = min(names, key=lambda name: (median(gaps[name].values()), name))
+    most = _OTHER_WORDS * int(points[0].row["items"])
+    apart = {name: gap for name, gap in gaps[middle].items() if gap > most}
+    if not apart:
+        return None
+    near = max(gap for gap in gaps[middle].values() if gap <= most)
+    return apart, near, max(gaps[a][b] for a in apart for b in apart)

@@ -33,14 +33,13 @@ from atom.benchmarks.accuracy_settings import (
     build_points,
 )
 from atom.benchmarks.gsm8k_task import prompts_of_test
-from atom.benchmarks.lm_eval_client import refuse_no_lm_eval
-from atom.benchmarks.load_http import checked_url, key_of
 from atom.benchmarks.seeded_model import SEEDED, make_seeded_model, shipped_model
 from atom.config import DeviceChoice
 from atom.device import Device
-from atom.errors import BadInput
 from atom.models.model_config import ModelConfig
+from atom.models.weights import check_checkpoint
 from atom.workbook.accuracy_analysis import STALE, load_set
+from atom.workbook.accuracy_refusals import refuse_no_server, refuse_other_tokenizer
 from atom.workbook.point_sweep import Measured, PlannedPoint, PointSweep, SweepOver, record_points
 from atom.workbook.provenance import redact
 from atom.workbook.records import Run
@@ -184,11 +183,13 @@ class AccuracySweep(PointSweep[AccuracySettings]):
             environments(settings)
         task = prompts_of_test(settings)
         if settings.serves:
-            _refuse_no_server(settings)
+            refuse_no_server(settings)
             return Ready("", settings.server_model, task)
         keep = ExitStack()
         folder, name = resolve_model(settings, keep)
-        ModelConfig.from_pretrained(folder)
+        config = ModelConfig.from_pretrained(folder)
+        check_checkpoint(folder)
+        refuse_other_tokenizer(folder, config.vocab_size, task)
         return Ready(folder, name, task, keep)
 
     def facts(self, ready: Ready) -> dict[str, Any]:
@@ -310,19 +311,6 @@ def resolve_model(settings: AccuracySettings, keep: ExitStack) -> tuple[str, str
         return str(folder), folder.name
     made = keep.enter_context(tempfile.TemporaryDirectory(prefix="atom-model-"))
     return str(make_seeded_model(made, settings.seed)), SEEDED
-
-
-def _refuse_no_server(settings: AccuracySettings) -> None:
-    if settings.base_url is None:
-        raise BadInput(
-            f"server_label {settings.server_label}: give --base-url; no record has it, so a "
-            "resumed run needs it again"
-        )
-    checked_url(settings.base_url)
-    if settings.api_key_env is not None:
-        key_of(settings.api_key_env)
-    if settings.client == "lm-eval":
-        refuse_no_lm_eval()
 
 
 def estimate_seconds(settings: AccuracySettings) -> float:

@@ -8,11 +8,9 @@ chosen sizes delay the copies as they would on the card of the profile.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,10 +84,6 @@ class SimulatedSweep(AccuracySweep):
         self, settings: AccuracySettings, device: Device, ready: Ready, done: Collection[str]
     ) -> Measured:
         """See :class:`PointSweep`."""
-        with warnings.catch_warnings():
-            # the tokenizer's library imports it, and in a notebook it warns of a missing widget
-            warnings.simplefilter("ignore")
-            import_module("tqdm.auto")
         loaded = load_model(ready.model, device, seed=settings.seed)
         reference: list[str] | None = None
         with ready.keep:

@@ -114,7 +114,8 @@ def _look(protocol: CopyProtocol | str | None) -> ArmStyle | None:
 def damage_figure(sets: Sequence[AccuracySet]) -> Figure:
     """Share of damaged items against how many steps had a store, a panel a set.
 
-    A line a size of the stores; points without any stand at the left edge.
+    A line a size of the stores, none where it has one point; points without stores stand at the
+    left edge.
     """
     figure, panels = plt.subplots(
         1, len(sets), figsize=(6.4 * len(sets), 4.0), squeeze=False, sharey=True
@@ -151,7 +152,9 @@ def _damage_panel(axes: Axes, found: AccuracySet) -> None:
                 marker=look.marker,
                 color=look.colour,
                 alpha=0.4 + 0.6 * (sizes.index(size) + 1) / len(sizes),
-                linestyle=_LINES[sizes.index(size) % len(_LINES)],
+                # a line from a single pressed point would show damage where nothing was measured
+                linestyle=_LINES[sizes.index(size) % len(_LINES)] if len(pairs) > 2 else "none",
+                markersize=5 + 3 * sizes.index(size),
                 fillstyle=EVIDENCE_STYLE[found.kind].fill,
                 capsize=3,
                 label=f"{look.label}, {size:g} MiB",

@@ -120,6 +120,21 @@ def test_a_model_that_is_none_is_an_outcome(tmp_path: Path) -> None:
     assert "none" in told["outcome_detail"]
 
 
+def test_a_server_that_answers_nothing_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = SETTINGS.model_copy(update={"server_label": "peer", "client": "http"})
+    lost, fine = Answer(error="status 500"), Answer("#### 3")
+    for answers, score in (([lost, lost], None), ([lost, fine], 0)):
+        monkeypatch.setattr(accuracy_point, "_ask_server", lambda *_, told=answers: told)
+        task = ([TaskItem("?", "#### 4")] * 2, [[{"role": "user", "content": "?"}]] * 2)
+        told: dict[str, Any] = {}
+        outcome = run_point(
+            served, AccuracyPoint("peer", None, False, False), told.update, model="", task=task
+        )
+        assert (outcome is Outcome.OK) == (score is not None)
+        assert told.get("strict") == score
+        assert "status 500" in told["outcome_detail"]
+
+
 def test_time_is_up_for_items_that_never_end(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy_point, "_TELL_SECONDS", 0.001)
     told = run(REFERENCE, model, SETTINGS.model_copy(update={"point_seconds": 1e-6}))

@@ -26,7 +26,12 @@ from atom.workbook.accuracy_analysis import (
     twin_pairs,
     twins_table,
 )
-from atom.workbook.accuracy_claims import measured_arguments, same_answers, simulated_arguments
+from atom.workbook.accuracy_claims import (
+    measured_arguments,
+    same_answers,
+    simulated_arguments,
+    worded_apart,
+)
 from atom.workbook.claims import Verdict, judge, load_claims
 from atom.workbook.statistics import mcnemar_exact, smallest_significant_pairs
 
@@ -207,6 +212,15 @@ def test_the_null_arm_is_hold_against_itself() -> None:
     assert twins_table(pairs)["lost, gained"].tolist() == ["2, 0"]
     assert [point.name for point in found.grid()][:2] == list(_POINTS)[:2]
     assert p_text(0.0) == "< 1e-300"
+
+
+def test_points_that_are_worded_unlike_the_rest_are_named() -> None:
+    found = made_up({"hold/pool/mtp": 4})
+    assert worded_apart(found) is None
+    items = found.run.tables["items"]
+    other = (items["point_id"] == "unpatched/pool/mtp") & (items["item"] < 90)
+    items.loc[other, "answer_hash"] += " in other words"
+    assert worded_apart(found) == ({"unpatched/pool/mtp": 90}, 4, 0)
 
 
 def test_an_example_of_damage_is_a_wrong_answer_not_another_wording() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from atom.__main__ import main
 from atom.benchmarks.accuracy_settings import AccuracySettings
+from atom.benchmarks.seeded_model import shipped_model
 from atom.errors import BadInput
 from atom.evidence import Evidence
 from atom.workbook import accuracy_runs
@@ -217,3 +218,25 @@ def test_a_server_is_asked_over_http_unless_told_otherwise() -> None:
 def test_options_of_other_sweeps_are_refused() -> None:
     with pytest.raises(BadInput, match="sweep accuracy has no --traces"):
         SWEEP.settings_from(options(traces="x"))
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = shipped_model()
+    assert folder is not None
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    given = {"model": str(tmp_path), "items": 1}
+    settings = AccuracySettings.parse(given, where="test")
+    device = SIMULATED.open(small())
+    assert SWEEP.prepare(settings, device).model == str(tmp_path)
+    (tmp_path / "config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+    with pytest.raises(BadInput, match="the model has 200; expected the tokenizer"):
+        SWEEP.prepare(settings, device)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(BadInput, match="no file model-00002"):
+        SWEEP.prepare(settings, device)
+    given = {"base_url": "http://127.0.0.1:1", "server_label": "x", "client": "http", "items": 1}
+    with pytest.raises(BadInput, match=r"no server answers there \(ConnectError\); start it"):
+        SWEEP.prepare(AccuracySettings.parse(given, where="test"), device)
