@@ -27,7 +27,7 @@ class CapacityRuns:
         remedies: the run with most arms at one place of the grid and one order of the sessions;
             ``None`` if no run has more than one arm.
         repeats: the run with most orders of the sessions at one place of the grid; ``None`` if no
-            run has more than one.
+            run has another than the first.
         problems: runs that could not be used, and why.
     """
 
@@ -54,9 +54,9 @@ def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
             if not _in_one_place(run) and _count(run, "arm") > 1
         ]
         grid = grid or _largest(_cells, 4, usable)
-        once = [run for run in in_one if _count(run, "repeat") <= 1]
+        once = [run for run in in_one if _orders(run) <= 1]
         remedies = remedies or _largest(lambda run: _count(run, "arm"), 2, once)
-        repeats = repeats or _largest(lambda run: _count(run, "repeat"), 2, in_one)
+        repeats = repeats or _largest(_orders, 2, in_one)
     return CapacityRuns(grid, remedies, repeats, tuple(dict.fromkeys(problems)))
 
 
@@ -70,6 +70,12 @@ def _largest(size: Callable[[Run], int], least: int, runs: Iterable[Run]) -> Run
 def _count(run: Run, column: str) -> int:
     rows = run.tables["points"]
     return int(rows[column].nunique()) if column in rows else 0
+
+
+def _orders(run: Run) -> int:
+    """Orders of the sessions that a run has, the first, which others have, counted in any case."""
+    rows = run.tables["points"]
+    return len({0, *rows["repeat"]}) if "repeat" in rows else 1
 
 
 def _cells(run: Run) -> int:
@@ -94,7 +100,7 @@ def run_text(run: Run) -> str:
     """What a recorded run simulated, in words."""
     settings = run.provenance.settings
     load = "generated sessions" if settings["traces"] is None else "recorded sessions"
-    orders = _count(run, "repeat")
+    orders = _orders(run)
     return (
         f"{len(run.tables['points'])} points of {settings['duration_seconds']:,.0f} simulated s, "
         f"{load}, {_count(run, 'arm')} arm(s), "
