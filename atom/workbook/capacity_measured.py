@@ -287,8 +287,9 @@ def _cliff_sentences(cliff: Sequence[Checked]) -> list[str]:
     if min(sizes) > 1 or max(sizes) < 1:
         less = "less" if min(sizes) > 1 else "more"
         said.append(
-            f"All of them lie on one side: the model finds {less} than the engine at each. So "
-            "chance is not all of it; what those few percent in size stand for is not known."
+            f"All of them lie on one side: the model finds {less} than the engine at each. They "
+            "share the sessions and their order, so that this is one draw rather than "
+            f"{len(cliff)}: a bias in size cannot be told from it."
         )
     orders = [one for one in cliff if one.by_order]
     if orders:
