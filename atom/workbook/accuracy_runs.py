@@ -32,7 +32,7 @@ from atom.benchmarks.accuracy_settings import (
     AccuracySettings,
     build_points,
 )
-from atom.benchmarks.gsm8k_task import prompts_of_test
+from atom.benchmarks.gsm8k_task import load_items, prompts_of_test
 from atom.benchmarks.seeded_model import SEEDED, make_seeded_model, shipped_model
 from atom.config import DeviceChoice
 from atom.device import Device
@@ -153,6 +153,9 @@ class AccuracySweep(PointSweep[AccuracySettings]):
     def plan(self, settings: AccuracySettings) -> list[PlannedPoint]:
         """See :class:`PointSweep`."""
         seconds = estimate_seconds(settings)
+        if settings.gsm8k is not None:
+            # a dry run says so, too
+            load_items(settings)
         return [
             PlannedPoint(point.point_id, f"{point.point_id:48} {seconds:6.1f} s", seconds)
             for point in build_points(settings)

@@ -154,6 +154,8 @@ def test_the_plan_is_shown_and_nothing_runs(
     assert "unpatched/no-pool/mtp/256MiB-every-64" in text
     assert "26 points on an accelerator" in text
     assert not list(tmp_path.iterdir())
+    assert main(["sweep", "accuracy", *options, "--gsm8k", str(tmp_path)]) == 2
+    assert "gsm8k: test.jsonl cannot be read" in capsys.readouterr().err
 
 
 def test_points_of_the_fault_have_their_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
