@@ -26,21 +26,22 @@ class CapacityRuns:
             if no run has one.
         remedies: the run with most arms at one place of the grid and one order of the sessions;
             ``None`` if no run has more than one arm.
-        repeats: the run with most orders of the sessions at one place of the grid; ``None`` if no
-            run has another than the first.
+        repeats: runs with other orders of the sessions than the first, at one place of the grid:
+            that of the run with most of them; none if no run has another order.
         problems: runs that could not be used, and why.
     """
 
     grid: Run | None
     remedies: Run | None
-    repeats: Run | None
+    repeats: tuple[Run, ...]
     problems: tuple[str, ...]
 
 
 def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
     """The runs to analyse; those of an earlier group of folders go first."""
     problems: list[str] = []
-    grid = remedies = repeats = None
+    grid = remedies = None
+    repeats: tuple[Run, ...] = ()
     for folders in groups:
         runs, more = load_runs(existing(folders), EXPERIMENT)
         problems += more
@@ -56,7 +57,9 @@ def gather_runs(*groups: Sequence[str]) -> CapacityRuns:
         grid = grid or _largest(_cells, 4, usable)
         once = [run for run in in_one if _orders(run) <= 1]
         remedies = remedies or _largest(lambda run: _count(run, "arm"), 2, once)
-        repeats = repeats or _largest(_orders, 2, in_one)
+        again = [run for run in in_one if _orders(run) > 1]
+        most = _largest(_orders, 2, again)
+        repeats = repeats or tuple(run for run in again if most and _place(run) == _place(most))
     return CapacityRuns(grid, remedies, repeats, tuple(dict.fromkeys(problems)))
 
 
@@ -70,6 +73,10 @@ def _largest(size: Callable[[Run], int], least: int, runs: Iterable[Run]) -> Run
 def _count(run: Run, column: str) -> int:
     rows = run.tables["points"]
     return int(rows[column].nunique()) if column in rows else 0
+
+
+def _place(run: Run) -> list[Any]:
+    return [run.tables["points"][axis].iloc[0] for axis in PLACE]
 
 
 def _orders(run: Run) -> int:

@@ -177,12 +177,12 @@ def test_remedies_are_compared_in_one_place_of_the_grid_alone(
     found = capacity_records.gather_runs(["data/runs"])
     # the hour, not the newer two minutes, nor the run that mixes two sizes of bytes
     assert found.remedies is runs[0]
-    assert found.repeats is runs[3]
+    assert found.repeats == (runs[3],)
     # a run of another order alone is one too, beside the first order of the remedies
     other = made("e", 3600.0)
     other.tables["points"]["repeat"] = 1
     monkeypatch.setattr(capacity_records, "load_runs", lambda *_: ([runs[0], other], []))
-    assert capacity_records.gather_runs(["data/runs"]).repeats is other
+    assert capacity_records.gather_runs(["data/runs"]).repeats == (other,)
     assert ["several sizes" in one for one in found.problems] == [True]
 
 
