@@ -292,7 +292,8 @@ def study_arguments(found: Study, run_id: str) -> dict[str, dict[str, Any]]:
     same: dict[str, Any] = {
         "machine": _MODEL,
         "run_ids": (run_id,),
-        "detail": "by a fit that has seen the other three offload setups and not this one",
+        "detail": "by a fit that has seen the other three offload setups and not this one, over "
+        "one order of the sessions; section 3 says what another does",
     }
     arguments: dict[str, dict[str, Any]] = {}
     for claim, setup in _THROUGHPUT.items():

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from atom.benchmarks.capacity_fit import Prediction, Setup
+from atom.benchmarks.capacity_fit import Noise, Prediction, Setup
 from atom.benchmarks.capacity_rows import CapacityRow
 from atom.workbook.capacity_analysis import (
     Study,
@@ -176,18 +176,28 @@ def orders_sentences(rows: Sequence[CapacityRow]) -> list[str]:
     wanted = {one.setup for one in offload}
     here = [row for row in rows if (row.concurrency, row.pool_gib) in wanted]
     base = {(row.concurrency, row.pool_gib, row.seed): row for row in here if row.arm == _BASE}
-    spreads = []
+    spreads, shares = [], []
     for setup in wanted:
-        own = [row.effective_total_throughput for key, row in base.items() if key[:2] == setup]
+        own = [row for key, row in base.items() if key[:2] == setup]
         if len(own) > 1:
-            spreads.append(max(own) / min(own) - 1)
+            speeds = [row.effective_total_throughput for row in own]
+            spreads.append(max(speeds) / min(speeds) - 1)
+            shares.append(max(_failed(own)) - min(_failed(own)))
     said = []
     if spreads:
         said.append(
             "Another order of the same sessions alone moves the shared pool's throughput by up to "
-            f"{max(spreads):.0%} at one setup: differences between remedies smaller than that "
-            "count only where each order shows them."
+            f"{max(spreads):.0%} at one setup and its failures by up to {100 * max(shares):.0f} "
+            "points: differences between remedies smaller than that count only where each order "
+            "shows them."
         )
+        if max(spreads) > Noise().throughput:
+            said.append(
+                f"That is more than the {Noise().throughput:.0%} by which two published runs of "
+                "one setup differ, which share their seed. The grid of the fit has one order. So "
+                "its numbers, and how near its predictions come to what was published, are in part "
+                "that order's luck: near misses and near hits of section 2 are no proof."
+            )
     for arm in dict.fromkeys(row.arm for row in here if row.arm != _BASE):
         pairs = [
             (row, base[key])

@@ -278,8 +278,13 @@ def test_orders_of_the_sessions_give_remedies_a_spread() -> None:
     assert set(late["over shared_lru of the same order"]) == {"0.88 to 1.10"}
     said = capacity_orders.orders_sentences(rows)
     assert "by up to 25%" in said[0]
-    assert "fewer failures than the shared pool in 8 of 8 pairs" in said[1]
-    assert "more throughput in 4 (0.88 to 1.10)" in said[1]
+    assert "its failures by up to 56 points" in said[0]
+    assert "that order's luck" in said[1]
+    assert "fewer failures than the shared pool in 8 of 8 pairs" in said[2]
+    assert "more throughput in 4 (0.88 to 1.10)" in said[2]
+    # control: orders that differ by less than two published runs say nothing of luck
+    same = [row.model_copy(update={"effective_total_throughput": 4e4}) for row in rows]
+    assert "luck" not in " ".join(capacity_orders.orders_sentences(same))
     direct = capacity_orders.direct_table(found, rows)
     assert list(direct["orders of the sessions"]) == [2] * 4
     said = capacity_orders.direct_sentences(found, rows)
