@@ -14,6 +14,13 @@ def is_wanted(only: Sequence[str], *names: str) -> bool:
     return not only or any(fnmatchcase(name, pattern) for name in names for pattern in only)
 
 
+def refuse_unknown(only: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ``ValueError`` at a pattern that fits none of the names: settings call it."""
+    for pattern in only:
+        if not any(is_wanted((pattern,), name) for name in names):
+            raise ValueError(f"only: {pattern!r} fits no arm; there are {', '.join(names)}")
+
+
 class _Named(Protocol):
     @property
     def name(self) -> str: ...

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from atom.benchmarks.arms import is_wanted, refuse_unknown
 from atom.benchmarks.engine_speed_rows import SpeedArm
-from atom.config import DeviceChoice, RecurrentStates, Settings
+from atom.config import DeviceChoice, Names, RecurrentStates, Settings
 from atom.model_engine.engine_settings import EngineSettings
 from atom.models.presets import PresetName
 
@@ -112,8 +113,8 @@ class EngineSpeedSettings(Settings):
     memory: bool = True
     """Whether planned memory is compared with what is used, before anything is timed."""
 
-    only: tuple[SpeedArm, ...] = ()
-    """Arms to time, by name; empty times all. ``ours`` is timed in any case.
+    only: Names = ()
+    """Arms to time, by name or shell pattern; empty times all. ``ours`` is timed in any case.
     With any, the memory is left out."""
 
     seed: int = Field(42, ge=0, le=2**31 - 1)
@@ -121,6 +122,7 @@ class EngineSpeedSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> EngineSpeedSettings:
+        refuse_unknown(self.only, [*SpeedArm])
         if self.forced_acceptance_length > 1 + self.draft_tokens:
             raise ValueError(
                 f"forced_acceptance_length {self.forced_acceptance_length} is more than "
@@ -136,7 +138,7 @@ class EngineSpeedSettings(Settings):
 
     def wants(self, arm: SpeedArm) -> bool:
         """Whether an arm is timed."""
-        return not self.only or arm in self.only or arm is SpeedArm.OURS
+        return is_wanted(self.only, arm) or arm is SpeedArm.OURS
 
     @property
     def most_new_tokens(self) -> int:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from atom.benchmarks.arms import is_wanted, refuse_unknown
 from atom.benchmarks.protocol_cost_rows import CostArm, Loop, Pressure
-from atom.config import DeviceChoice, Settings
+from atom.config import DeviceChoice, Names, Settings
 from atom.model_engine.engine_settings import EngineSettings
 from atom.models.presets import PresetName
 
@@ -151,14 +152,15 @@ class ProtocolSweepSettings(Settings):
     guards: bool = True
     """Whether the guard's arms are timed in the engine."""
 
-    only: tuple[CostArm, ...] = ()
-    """Arms to time, by name; empty times all. ``unpatched`` is timed in any case."""
+    only: Names = ()
+    """Arms to time, by name or shell pattern; empty times all. ``unpatched`` is timed in any case."""
 
     seed: int = Field(42, ge=0, le=2**31 - 1)
     """Seed of weights, prompts and the order of arms."""
 
     @model_validator(mode="after")
     def _fits(self) -> ProtocolSweepSettings:
+        refuse_unknown(self.only, [*CostArm])
         if self.deep_lead >= self.memory_steps:
             raise ValueError(
                 f"deep_lead {self.deep_lead} is not reached in {self.memory_steps} memory_steps; "
@@ -172,7 +174,7 @@ class ProtocolSweepSettings(Settings):
 
     def wants(self, arm: CostArm) -> bool:
         """Whether an arm is timed."""
-        return not self.only or arm in self.only or arm is CostArm.UNPATCHED
+        return is_wanted(self.only, arm) or arm is CostArm.UNPATCHED
 
     def steps_of(self, batch: int) -> int:
         """Timed decode steps of a batch of that many requests."""

@@ -272,6 +272,8 @@ def test_points_and_orders() -> None:
     assert all(sorted(order) == sorted(BARE_ARMS) for _, order in first)
     assert settings.steps_of(32) == 64
     assert settings.steps_of(512) == 16
+    some = sized({"only": ["rec*"]}, quick=False)
+    assert [arm for arm in CostArm if some.wants(arm)] == [CostArm.UNPATCHED, CostArm.RECORD_STREAM]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_points_and_orders() -> None:
         ({"leads": [300]}, "leads"),
         ({"deep_lead": 200, "memory_steps": 100}, "deep_lead"),
         ({"batch_sizes": [4, 4]}, "batch_sizes"),
-        ({"only": ["nothing"]}, "only"),
+        ({"only": ["record*", "noth*"]}, "noth.* fits no arm; there are unpatched"),
         ({"preset": "nope"}, "no model size has that name; known: tiny"),
     ],
 )
