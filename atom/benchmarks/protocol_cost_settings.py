@@ -153,7 +153,8 @@ class ProtocolSweepSettings(Settings):
     """Whether the guard's arms are timed in the engine."""
 
     only: Names = ()
-    """Arms to time, by name or shell pattern; empty times all. ``unpatched`` is timed in any case."""
+    """Arms to time, by name or shell pattern; empty times all. ``unpatched`` is timed in any
+    case."""
 
     seed: int = Field(42, ge=0, le=2**31 - 1)
     """Seed of weights, prompts and the order of arms."""
