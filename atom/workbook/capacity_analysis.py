@@ -235,8 +235,8 @@ def _bound_sentence(found: Study) -> str:
         return f"A place of the grid gives all four shares to a point ({listed})."
     return (
         "Were the four shares themselves fitted, and nothing else, the nearest place of the grid "
-        f"would still be {100 * off:.1f} points off in the mean ({listed}): so much is left by "
-        "what the model does not have, whatever its numbers."
+        f"would still be {100 * off:.1f} points off in the mean ({listed}): so much is left with "
+        "this order of the sessions, whatever the numbers."
     )
 
 

@@ -107,10 +107,10 @@ def run_text(run: Run) -> str:
     """What a recorded run simulated, in words."""
     settings = run.provenance.settings
     load = "generated sessions" if settings["traces"] is None else "recorded sessions"
-    orders = _orders(run)
+    orders = sorted({int(number) for number in run.tables["points"]["repeat"]})
     return (
         f"{len(run.tables['points'])} points of {settings['duration_seconds']:,.0f} simulated s, "
         f"{load}, {_count(run, 'arm')} arm(s), "
-        + (f"{orders} orders of the sessions, " if orders > 1 else "")
+        + ("" if orders == [0] else f"order {', '.join(map(str, orders))} of the sessions, ")
         + f"run {run.provenance.run_id}"
     )
