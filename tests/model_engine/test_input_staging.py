@@ -25,7 +25,7 @@ class OneSlot(InputStaging):
             def acquire(self, nbytes: int) -> PinnedSlot:
                 return slot
 
-            def release(self, slot: PinnedSlot) -> None:
+            def release(self, slot: PinnedSlot, *, landed: bool = False) -> None:
                 pass
 
         self._ring = Unguarded(device)
