@@ -123,6 +123,7 @@ class ThroughputRow(BaseModel):
     pool_loads: int | None = Field(ge=0)
     """Requests for which something was loaded from the CPU pool."""
     stored_bytes: int | None = Field(ge=0)
+    """Of all stores that were queued; chunks and states are of those that had ended."""
     loaded_bytes: int | None = Field(ge=0)
     pool_bytes_used: int | None = Field(ge=0)
     """Of the CPU pool, when the load ended."""

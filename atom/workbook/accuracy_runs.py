@@ -73,7 +73,7 @@ QUICK: dict[str, Any] = {
 }
 #: a minute: the reference, and both protocols under the strongest pressure
 QUICK_ACCELERATOR: dict[str, Any] = {
-    "items": 128,
+    "items": 96,
     "protocol": ["hold", "unpatched"],
     "offload": False,
     "twin": False,
@@ -83,7 +83,7 @@ QUICK_ACCELERATOR: dict[str, Any] = {
 #: items of the virtual device, whose answers are computed on a CPU
 VIRTUAL: dict[str, Any] = {"items": 48, "max_tokens": 48, "concurrency": 16}
 #: of a point's start: process and libraries, weights, graphs
-_START_SECONDS = {DeviceChoice.VIRTUAL: 6.0, DeviceChoice.ACCELERATOR: 22.0}
+_START_SECONDS = {DeviceChoice.VIRTUAL: 6.0, DeviceChoice.ACCELERATOR: 17.0}
 #: seconds an item: of the seeded model on one core; of the shipped one beside an H200, where a
 #: prompt takes seven prefill steps (one a state checkpoint) of 6 ms, most of it the host's
 _ITEM_SECONDS = {DeviceChoice.VIRTUAL: 0.25, DeviceChoice.ACCELERATOR: 0.022}

@@ -201,7 +201,7 @@ def test_accelerator_settings_ask_every_item_of_the_task() -> None:
     assert settings.concurrency == 64
     assert estimate_seconds(settings) < 60
     quick = SWEEP.settings_from(options(device="accelerator", quick=True))
-    assert quick.items == 128
+    assert quick.items == 96
 
 
 def test_a_server_is_asked_over_http_unless_told_otherwise() -> None:
