@@ -40,12 +40,13 @@ def metadata_array(batch: ScheduledBatch, max_rows: int) -> IntArray:
     values[STATE_SLOTS] = -1
     rows = batch.rows
     count = len(rows)
-    values[CONTEXT_LENS, :count] = [row.context_len for row in rows]
     values[QUERY_LENS, :count] = [row.query_len for row in rows]
     groups = [-1 if row.seq.state_group is None else row.seq.state_group for row in rows]
     values[STATE_SLOTS, :count] = groups
     if batch.kind is BatchKind.DECODE:
-        values[NUM_ACCEPTED_TOKENS, :count] = [row.seq.num_accepted_tokens for row in rows]
+        fill_confirmed(values, rows)
+    else:
+        values[CONTEXT_LENS, :count] = [row.context_len for row in rows]
     return values
 
 

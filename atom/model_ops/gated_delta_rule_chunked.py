@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atom.model_ops.launch_sizes import next_power_of_2
+
 #: tokens of a chunk; the triangular system is this large
 CHUNK_SIZE = 64
 #: added to the sum of squares under the root when queries and keys are normalised
@@ -105,7 +107,7 @@ def chunked_gated_delta_rule(
     start = query_start_loc.long()
     if chunk_size is None:
         # a chunk is filled up to its size, so short rows would pay for long ones
-        chunk_size = min(CHUNK_SIZE, max(16, 1 << (max_query_len - 1).bit_length()))
+        chunk_size = min(CHUNK_SIZE, max(16, next_power_of_2(max_query_len)))
     bound = chunk_bound(tokens, rows, max_query_len, chunk_size)
     chunks = lay_out_chunks(start, bound + 1, chunk_size)
     place = torch.arange(chunk_size, device=v.device)

@@ -26,7 +26,7 @@ from atom.workbook.figures import (
 )
 from atom.workbook.protocol_cost_analysis import PLAIN_OVER_OURS, STEP_ALLOWANCE, ArmCost
 from atom.workbook.protocol_cost_claims import NETS, guard_ratio, shown_point
-from atom.workbook.protocol_cost_paired import paired_ratio, send_floor
+from atom.workbook.protocol_cost_paired import batches_of, paired_ratio, send_floor
 
 _PLAIN_STYLE = ArmStyle(PURPLE, "v", (0, (3, 1)), "--", '.to("cpu") with fresh events')
 #: limits that are drawn beside the sends
@@ -149,7 +149,7 @@ def steps_figure(samples: pd.DataFrame) -> Figure:
 
     figure, both = plt.subplots(1, 2, figsize=(11.0, 4.0))
     for axes, loop, arms in zip(both, Loop, (BARE_ARMS[1:], ENGINE_ARMS[1:]), strict=True):
-        batches = sorted({int(one) for one in samples[samples["loop"] == loop]["batch"]})
+        batches = batches_of(samples, loop)
         value = partial(_step_ratio, samples, loop)
         _ratio_panel(axes, batches, arms, value, look)
         axes.set_title("bare transfer loop" if loop is Loop.BARE else "the engine's decode steps")
@@ -165,7 +165,7 @@ def _step_ratio(samples: pd.DataFrame, loop: Loop, arm: CostArm, batch: int) -> 
 def nets_figure(samples: pd.DataFrame) -> Figure:
     """Step time of the engine with each net over that of one without a guard, by batch."""
     figure, axes = plt.subplots(figsize=(8.0, 4.0))
-    batches = sorted({int(one) for one in samples[samples["loop"] == Loop.ENGINE]["batch"]})
+    batches = batches_of(samples)
     arms = tuple(_NET_STYLE)
 
     def look(arm: CostArm) -> tuple[str, str, str]:

@@ -189,13 +189,19 @@ def median(column: pd.Series) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
+def redrawn_medians(
+    values: NDArray[np.float64], random: np.random.Generator, resamples: int = _RESAMPLES
+) -> NDArray[Any]:
+    """Medians of the values drawn again with replacement, one a resample."""
+    found: NDArray[Any] = np.median(random.choice(values, (resamples, len(values))), axis=1)
+    return found
+
+
 def difference(a: Iterable[float], b: Iterable[float], seed: int) -> Ratio:
     """Median of ``a`` less that of ``b``, with the ends of its 95% percentile bootstrap."""
     top, bottom = np.asarray(list(a), dtype=float), np.asarray(list(b), dtype=float)
     random = np.random.default_rng(seed)
-    draws = np.median(random.choice(top, (_RESAMPLES, len(top))), axis=1) - np.median(
-        random.choice(bottom, (_RESAMPLES, len(bottom))), axis=1
-    )
+    draws = redrawn_medians(top, random) - redrawn_medians(bottom, random)
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(np.median(top) - np.median(bottom)), float(low), float(high)
 

@@ -17,7 +17,13 @@ from atom.device.interface import DeviceKind
 from atom.evidence import Evidence
 from atom.workbook.engine_speed_analysis import Ratio
 from atom.workbook.protocol_cost_analysis import STEP_ALLOWANCE, ArmCost, choose
-from atom.workbook.protocol_cost_paired import SEND, paired_difference, paired_ratio, pairs
+from atom.workbook.protocol_cost_paired import (
+    SEND,
+    batches_of,
+    paired_difference,
+    paired_ratio,
+    windows,
+)
 from atom.workbook.protocol_cost_runs import record_protocol_cost
 from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.sweep_progress import SweepProgress
@@ -165,8 +171,7 @@ def _versions(samples: pd.DataFrame) -> dict[str, dict[str, Any]]:
     whole = ratio_at(None)
     if whole is None:
         return {}
-    batches = sorted({int(one) for one in samples[samples["loop"] == Loop.ENGINE]["batch"]})
-    text = ", ".join(f"{one}: {ratio(ratio_at(one), 4)}" for one in batches)
+    text = ", ".join(f"{one}: {ratio(ratio_at(one), 4)}" for one in batches_of(samples))
     return {
         "thr-21": {
             "value": whole[0],
@@ -333,7 +338,7 @@ def decision_table(summaries: Sequence[ArmCost], samples: pd.DataFrame) -> pd.Da
     for arm, whom in FOR_WHOM.items():
         if arm not in idle:
             continue
-        sends, _ = pairs(samples, arm, arm, SEND, loop=Loop.BARE)
+        sends = windows(samples, arm, SEND, loop=Loop.BARE)
         late = stuck.get(arm)
         table.append(
             {

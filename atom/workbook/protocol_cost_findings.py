@@ -14,12 +14,13 @@ from atom.workbook.protocol_cost_analysis import PLAIN_OVER_OURS, ArmCost, choos
 from atom.workbook.protocol_cost_claims import guard_ratio, ratio
 from atom.workbook.protocol_cost_paired import (
     SEND,
+    batches_of,
     best_ratio,
     failure_counts,
     paired_difference,
     paired_ratio,
-    pairs,
     send_floor,
+    windows,
 )
 
 Limits = Mapping[str, tuple[float, float]]
@@ -29,11 +30,6 @@ _ON_DEVICE, _ON_HOST, _BESIDE = (
     "host-writing kernel and wait",
     ", beside a store",
 )
-
-
-def batches_of(samples: pd.DataFrame) -> list[int]:
-    """Batches that the engine ran at."""
-    return sorted({int(one) for one in samples[samples["loop"] == Loop.ENGINE]["batch"]})
 
 
 def direction(value: Ratio) -> str:
@@ -55,7 +51,7 @@ def send_sentences(samples: pd.DataFrame, limits: Limits) -> list[str]:
     """How far the goal of a send that is so many times cheaper can be reached at all."""
     floor, best = send_floor(limits), best_ratio(samples, limits)
     found = paired_ratio(samples, CostArm.PLAIN, CostArm.HOLD, SEND, loop=Loop.BARE)
-    own, _ = pairs(samples, CostArm.HOLD, CostArm.HOLD, SEND, loop=Loop.BARE)
+    own = windows(samples, CostArm.HOLD, SEND, loop=Loop.BARE)
     if floor is None or best is None or found is None:
         return []
     reach = "within" if best >= PLAIN_OVER_OURS else "out of"

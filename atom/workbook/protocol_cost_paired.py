@@ -22,6 +22,7 @@ from atom.workbook.protocol_cost_analysis import (
     PLAIN_OVER_OURS,
     STEP_ALLOWANCE,
     ZERO_COPY_US,
+    redrawn_medians,
 )
 
 Values = npt.NDArray[np.float64]
@@ -30,6 +31,32 @@ STEP, SEND, HOST = ("step_us",), ("send_us",), ("send_us", "receive_us")
 SEND_CALLS = ("event record", "event wait", "copy call, 256 bytes", "event record")
 SEND_ALONE, PLAIN_ALONE = "record, wait, copy, record", "plain send"
 _FEWEST, _RESAMPLES = 3, 2000
+
+
+def batches_of(samples: pd.DataFrame, loop: Loop = Loop.ENGINE) -> list[int]:
+    """Batches that a loop ran at."""
+    return sorted({int(one) for one in samples[samples["loop"] == loop]["batch"]})
+
+
+def windows(
+    samples: pd.DataFrame,
+    arm: CostArm,
+    columns: Sequence[str],
+    *,
+    loop: Loop,
+    pressure: Pressure = Pressure.IDLE,
+    batch: int | None = None,
+) -> pd.Series:
+    """Sums of ``columns`` of an arm's timed windows, by point and repeat."""
+    rows = samples[
+        (samples["loop"] == loop)
+        & (samples["pressure"] == pressure)
+        & (samples["arm"] == str(arm))
+        & samples["step_us"].notna()
+    ]
+    if batch is not None:
+        rows = rows[rows["batch"] == batch]
+    return rows.set_index(["point_id", "repeat"])[list(columns)].astype(float).sum(axis=1)
 
 
 def pairs(
@@ -43,13 +70,8 @@ def pairs(
     batch: int | None = None,
 ) -> tuple[Values, Values]:
     """Sums of ``columns`` of both arms, a pair a point and repeat in which both were timed."""
-    rows = samples[(samples["loop"] == loop) & (samples["pressure"] == pressure)]
-    if batch is not None:
-        rows = rows[rows["batch"] == batch]
-    rows = rows[rows["step_us"].notna()]
-    place = ["point_id", "repeat"]
     mine, theirs = (
-        rows[rows["arm"] == str(one)].set_index(place)[list(columns)].astype(float).sum(axis=1)
+        windows(samples, one, columns, loop=loop, pressure=pressure, batch=batch)
         for one in (arm, base)
     )
     both = mine.index.intersection(theirs.index)
@@ -61,7 +83,7 @@ def interval(values: Values, seed: int) -> Ratio | None:
     if len(values) < _FEWEST:
         return None
     random = np.random.default_rng(seed)
-    draws = np.median(random.choice(values, (_RESAMPLES, len(values))), axis=1)
+    draws = redrawn_medians(values, random, _RESAMPLES)
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(np.median(values)), float(low), float(high)
 
@@ -112,7 +134,7 @@ def pooled_goals(samples: pd.DataFrame, seed: int = 42) -> list[Goal]:
         if loop is Loop.BARE:
             beyond = paired_difference(samples, CostArm.HOLD, seed=seed)
             plain = paired_ratio(samples, CostArm.PLAIN, CostArm.HOLD, SEND, loop=loop, seed=seed)
-            zero, _ = pairs(samples, CostArm.ZERO_COPY, CostArm.ZERO_COPY, SEND, loop=loop)
+            zero = windows(samples, CostArm.ZERO_COPY, SEND, loop=loop).to_numpy()
             wanted += [
                 ("host us of hold beyond unpatched", beyond, HOST_ALLOWANCE_US, False),
                 ("the plain send over hold's", plain, PLAIN_OVER_OURS, True),
@@ -150,7 +172,7 @@ def best_ratio(
         return None
     if PLAIN_ALONE in limits:
         return limits[PLAIN_ALONE][0] / floor
-    plain, _ = pairs(samples, CostArm.PLAIN, CostArm.PLAIN, SEND, loop=Loop.BARE)
+    plain = windows(samples, CostArm.PLAIN, SEND, loop=Loop.BARE)
     return float(np.median(plain)) / floor if len(plain) else None
 
 
@@ -172,8 +194,8 @@ def send_table(samples: pd.DataFrame, limits: Mapping[str, tuple[float, float]])
     if SEND_ALONE not in limits and (floor := send_floor(limits)) is not None:
         table.append(("these four, added up", "alone", floor, None))
     for arm in (CostArm.HOLD, CostArm.ZERO_COPY, CostArm.PLAIN):
-        own, _ = pairs(samples, arm, arm, SEND, loop=Loop.BARE)
-        tails, _ = pairs(samples, arm, arm, ("send_p99_us",), loop=Loop.BARE)
+        own = windows(samples, arm, SEND, loop=Loop.BARE)
+        tails = windows(samples, arm, ("send_p99_us",), loop=Loop.BARE)
         if len(own):
             table.append(
                 (f"a send of {arm}", "bare loop", float(np.median(own)), float(np.median(tails)))
