@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from atom.errors import AtomError
+from atom.options import add_setting
 
 # nothing heavy is imported here: --help and a run without changes answer at once
 
@@ -176,15 +177,7 @@ def _add_run(commands: _Commands) -> None:
         help="ci: virtual device (default); gpu: this machine's accelerator; or the name of a "
         "machine whose recorded runs are analysed again",
     )
-    run.add_argument(
-        "-p",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        dest="parameters",
-        help="set a parameter in every selected notebook that has it; may be repeated",
-    )
+    add_setting(run, "set a parameter in every selected notebook that has it; may be repeated")
     run.add_argument("-f", dest="file", metavar="FILE.yaml", help="parameters from a YAML file")
     run.add_argument("--out", metavar="DIR", help="report folder (default: reports/<profile>)")
     run.add_argument(

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _MOST_LINES = 450
 
 #: a room may import itself and the rooms named here
-_BASE = {"errors", "evidence", "machines", "config"}
+_BASE = {"errors", "evidence", "machines", "config", "options"}
 _MODEL_OPS = {"device"} | _BASE
 _TRANSFER = {"device"} | _BASE
 _SPEC_DECODE = {"model_ops", "transfer"} | _MODEL_OPS
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "machines": set(),
     "config": {"errors"},
     "environment": set(),
+    "options": set(),
     "entrypoints": _ENTRYPOINTS,
     "device": _BASE,
     "lifetime": {"device"} | _BASE,

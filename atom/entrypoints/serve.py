@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from atom.errors import BadInput
 from atom.models.config_checks import refuse_unrunnable
+from atom.options import add_setting
 
 if TYPE_CHECKING:
     from atom.model_engine.engine_settings import EngineSettings
@@ -103,15 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="spare the logprobs, and refuse requests for them",
     )
-    engine.add_argument(
-        "-p",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        dest="parameters",
-        help="any other engine setting, e.g. -p block_size 64; may be repeated",
-    )
+    add_setting(engine, "any other engine setting, e.g. -p block_size 64; may be repeated")
     web = parser.add_argument_group("server")
     web.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)")
     web.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: 8000)")

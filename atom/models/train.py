@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atom.errors import AtomError, BadInput
+from atom.options import add_setting
 
 _EPILOG = """\
 examples
@@ -71,14 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--cuda-graph", action="store_true", help="run a GPU's steps as one device graph")
     add("--no-compile", action="store_true", help="do not use torch.compile on a GPU")
-    add(
-        "-p",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="a setting; may be repeated",
-    )
+    add_setting(parser, "a setting; may be repeated", dest="p")
     return parser
 
 

@@ -26,6 +26,7 @@ from atom.benchmarks.race_estimate import estimate_seconds
 from atom.benchmarks.race_plan import build_jobs, quick
 from atom.config import DeviceChoice, RaceSettings
 from atom.errors import DeviceError
+from atom.options import add_setting
 from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.point_sweep import PointSweep, given_settings, run_sweep
 from atom.workbook.provenance import collect_provenance
@@ -271,15 +272,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gsm8k", metavar="DIR", help="GSM8K's train.jsonl and test.jsonl (accuracy)"
     )
-    parser.add_argument(
-        "-p",
-        dest="parameters",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="any other setting, as YAML, e.g. -p hardware_queues '[1, 4]'",
-    )
+    add_setting(parser, "any other setting, as YAML, e.g. -p hardware_queues '[1, 4]'")
     parser.add_argument(
         "--out", default=DEFAULT_ROOT, metavar="DIR", help=f"folder of runs ({DEFAULT_ROOT})"
     )

@@ -1,0 +1,48 @@
+"""What the commands' options share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+class _Setting(argparse.Action):
+    """Collects ``NAME VALUE`` pairs; a name that comes twice is refused, not overwritten."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[str] | None,
+        option_string: str | None = None,
+    ) -> None:
+        name, value = values or ("", "")
+        pairs = list(getattr(namespace, self.dest))
+        for known, earlier in pairs:
+            if known == name:
+                parser.error(
+                    f"{option_string} {name} is given twice, as {earlier!r} and {value!r}: "
+                    "which one counts? Several values go into one, as a list: '[1, 2]'"
+                )
+        setattr(namespace, self.dest, [*pairs, [name, value]])
+
+
+def add_setting(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, about: str, dest: str = "parameters"
+) -> None:
+    """Add ``-p NAME VALUE``, which may be repeated with other names.
+
+    Args:
+        parser: the command's parser, or a group of it.
+        about: the help's text.
+        dest: name of the result, a list of ``[name, value]``, both as they were typed.
+    """
+    parser.add_argument(
+        "-p",
+        dest=dest,
+        nargs=2,
+        action=_Setting,
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help=about,
+    )

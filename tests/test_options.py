@@ -1,0 +1,34 @@
+"""``-p NAME VALUE``, which every command shares."""
+
+import argparse
+
+import pytest
+
+from atom.__main__ import main
+from atom.models.train import _parser as train_parser
+from atom.options import add_setting
+
+
+def test_pairs_are_kept_as_typed_in_their_order() -> None:
+    parser = argparse.ArgumentParser()
+    add_setting(parser, "a setting")
+    again = parser.parse_args(["-p", "b", "[1, 2]", "-p", "a", "x y"])
+    assert again.parameters == [["b", "[1, 2]"], ["a", "x y"]]
+    assert parser.parse_args([]).parameters == []
+
+
+@pytest.mark.parametrize("command", ["run", "sweep race", "serve preset:tiny"])
+def test_a_name_given_twice_is_refused_by_every_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([*command.split(), "-p", "items", "4", "-p", "other", "1", "-p", "items", "5"])
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert "-p items is given twice, as '4' and '5'" in said
+
+
+def test_training_refuses_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_parser().parse_args(["-p", "steps", "1", "-p", "steps", "1"])
+    assert "given twice" in capsys.readouterr().err
