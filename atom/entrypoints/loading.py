@@ -11,7 +11,6 @@ import torch
 from atom.device import choose_device, open_device
 from atom.device.interface import DeviceKind
 from atom.entrypoints.async_engine import Engine
-from atom.errors import BadInput
 from atom.model_engine.engine_settings import EngineSettings
 from atom.models.model_config import ModelConfig
 
@@ -62,11 +61,7 @@ def load(model: str, device_choice: str, values: Mapping[str, Any]) -> LoadedEng
     )
     longest = min(config.max_position_embeddings, 32768)
     settings = EngineSettings.parse({"max_model_len": longest, **values}, where="serve")
-    if settings.max_model_len > config.max_position_embeddings:
-        raise BadInput(
-            f"--max-model-len {settings.max_model_len}: the model was made for "
-            f"{config.max_position_embeddings} positions"
-        )
+    config.refuse_longer(settings.max_model_len, "--max-model-len")
     device = open_device(choose_device(device_choice), seed=settings.seed)
     name = device.properties.name
     simulated = device.properties.kind is DeviceKind.VIRTUAL

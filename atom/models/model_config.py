@@ -205,6 +205,20 @@ class ModelConfig:
         except BadInput as error:
             raise BadInput(f"{where}: {error}") from None
 
+    def refuse_longer(self, length: int, option: str) -> None:
+        """Raise unless the model was made for sequences of so many tokens.
+
+        Args:
+            length: tokens that a sequence may grow to.
+            option: what set it, named in the error.
+
+        Raises:
+            BadInput: ``length`` is above ``max_position_embeddings``.
+        """
+        most = self.max_position_embeddings
+        if length > most:
+            raise BadInput(f"{option} {length}: the model was made for {most} positions")
+
     def to_dict(self) -> dict[str, Any]:
         """The ``config.json`` of this model; transformers reads it to an equal model."""
         apart = ("layer_types", "eos_token_ids", "dtype", "rope_theta", "partial_rotary_factor")

@@ -191,6 +191,7 @@ class AccuracySweep(PointSweep[AccuracySettings]):
         keep = ExitStack()
         folder, name = resolve_model(settings, keep)
         config = ModelConfig.from_pretrained(folder)
+        config.refuse_longer(settings.max_model_len, "max_model_len")
         check_checkpoint(folder)
         refuse_other_tokenizer(folder, config.vocab_size, task)
         return Ready(folder, name, task, keep)

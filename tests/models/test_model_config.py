@@ -134,6 +134,13 @@ def test_what_cannot_be_run_is_refused(changes: dict[str, Any], words: str) -> N
     assert words in str(caught.value)
 
 
+def test_a_sequence_longer_than_the_model_was_made_for_is_refused() -> None:
+    config = ModelConfig.from_dict(DENSE | {"max_position_embeddings": 64})
+    config.refuse_longer(64, "--max-model-len")
+    with pytest.raises(BadInput, match="--max-model-len 65: the model was made for 64 positions"):
+        config.refuse_longer(65, "--max-model-len")
+
+
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         ModelConfig.from_pretrained(tmp_path)
