@@ -271,8 +271,8 @@ _SPEED_ARMS: dict[str, tuple[str, str]] = {
     SpeedArm.NULL: ("#BDBDBD", "oooo"),
     SpeedArm.MTP: (SKY, "...."),
     SpeedArm.FORCED: (GREEN, "////"),
-    SpeedArm.REPLAY: (YELLOW, "...."),
-    SpeedArm.REPLAY_FORCED: (ORANGE, "////"),
+    SpeedArm.REPLAY: (YELLOW, "----"),
+    SpeedArm.REPLAY_FORCED: (ORANGE, "++++"),
     SpeedArm.TRANSFORMERS: (PURPLE, "xxxx"),
 }
 
@@ -318,14 +318,14 @@ def rates_figure(summaries: Sequence[ArmSpeed]) -> Figure:
 _CATEGORIES: dict[str, tuple[str, str]] = {
     Category.LINEAR: (BLUE, ""),
     Category.CONV: (SKY, "////"),
-    Category.RECURRENT: (GREEN, ""),
+    Category.RECURRENT: (GREEN, "||||"),
     Category.ATTENTION: (ORANGE, "...."),
-    Category.ELEMENTWISE: (YELLOW, ""),
+    Category.ELEMENTWISE: (YELLOW, "oooo"),
     Category.SAMPLER: (PURPLE, "xxxx"),
     Category.DRAFTS: ("#8C510A", "\\\\\\\\"),
     Category.COPIES: (VERMILION, "++++"),
-    Category.OTHER: ("#BDBDBD", ""),
-    Category.GAPS: ("#FFFFFF", "...."),
+    Category.OTHER: ("#BDBDBD", "----"),
+    Category.GAPS: ("#FFFFFF", ""),
 }
 
 

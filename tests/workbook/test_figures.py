@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 
 from atom.config import CopyProtocol
 from atom.evidence import Evidence
-from atom.workbook import figures
+from atom.workbook import figures, figures_engine
 
 matplotlib.use("Agg")
 
@@ -171,3 +171,12 @@ def test_the_simulated_picture_shows_the_fault_and_its_end() -> None:
     owners = [owner for owner, start, end in held.ownership if start <= copied[2] < end]
     assert owners == ["step N's verdict"]
     fault_figure(dropped, held)
+
+
+def test_bars_of_engine_speed_differ_in_a_grey_print() -> None:
+    for looks in (figures_engine._SPEED_ARMS, figures_engine._CATEGORIES):
+        shown = [
+            hatch or ("white" if colour == "#FFFFFF" else "plain")
+            for colour, hatch in looks.values()
+        ]
+        assert len(set(shown)) == len(shown)
