@@ -12,13 +12,25 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from atom.entrypoints.api_error import ApiError
 
 _StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Field(ge=0)]
 _StopTokenId = Annotated[int, Field(ge=0, lt=2**31)]
+#: a list is read up to its first fault: a million of them would stop the server for minutes
+_TokenIds = Annotated[list[_TokenId], Field(min_length=1, fail_fast=True)]
+_Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+#: the engine could not serve more, and to read them takes time
+_MOST_MESSAGES = 16_384
 
 #: fields that change nothing about the tokens
 _IGNORED = frozenset(
@@ -71,7 +83,7 @@ _ADVICE = {
 #: what a field may be, where it may be several things
 _EXPECTED = {
     "prompt": "expected a text, or a list of token ids with at least one",
-    "messages": "expected a list of messages with at least one",
+    "messages": f"expected a list of 1 to {_MOST_MESSAGES} messages",
     "stop": "expected a text of 1 to 256 characters, or a list of at most 16 such",
     "stop_token_ids": "expected a list of at most 64 token ids",
 }
@@ -84,6 +96,18 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field(cls, values: Any) -> Any:
+        """Only the first is told, so only it is kept."""
+        if not isinstance(values, dict):
+            return values
+        unknown = iter([name for name in values if name not in cls.model_fields])
+        next(unknown, None)
+        for name in unknown:
+            del values[name]
+        return values
 
 
 class StreamOptions(_Body):
@@ -137,9 +161,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         str
-        | Annotated[list[_TokenId], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | _TokenIds
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[_TokenIds], Field(min_length=1, fail_fast=True)]
     )
     logprobs: int | None = Field(None, ge=0)
 
@@ -187,8 +211,8 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    tool_calls: _Objects | None = None
 
     def plain(self) -> dict[str, Any]:
         """The message with its content as one text, as chat templates want it."""
@@ -206,10 +230,10 @@ class ChatMessage(BaseModel):
 class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: _Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     prompt_field: ClassVar[str] = "messages"

@@ -298,7 +298,7 @@ def _serve(
     settings = loaded.settings
     model = ServedModel(
         name=name,
-        tokenizer=open_tokenizer(options.model, loaded.vocab_size),
+        tokenizer=open_tokenizer(options.model, loaded.vocab_size, settings.max_model_len),
         vocab_size=loaded.vocab_size,
         max_model_len=settings.max_model_len,
         logprobs=settings.logprobs,

@@ -37,7 +37,7 @@ class ServerTokenizer(Protocol):
         """Tokens of a conversation, up to where the assistant's next turn begins.
 
         Raises:
-            ApiError: if the chat template refuses the messages.
+            ApiError: if the chat template refuses the messages, or they are too long.
         """
         ...
 
@@ -79,12 +79,14 @@ class FolderTokenizer:
 
     Args:
         folder: a checkpoint's folder. Only files in it are read.
+        most_tokens: a text that has more, as its length alone shows, is refused before it is
+            turned into tokens, which would take a second a megabyte; ``None`` takes any.
 
     Raises:
         BadInput: if transformers cannot read it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_tokens: int | None = None) -> None:
         # a name that is no folder must never be looked up on a network
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         from transformers import AutoTokenizer
@@ -107,6 +109,8 @@ class FolderTokenizer:
         # without transformers' wrapping a token is decoded several times faster
         self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
         self._byte_level = self._backend is not None and "ByteLevel" in repr(self._backend.decoder)
+        self._most_tokens = most_tokens
+        self._longest_token = self._most_bytes_of_a_token()
 
     @property
     def special_ids(self) -> Collection[int]:
@@ -114,7 +118,12 @@ class FolderTokenizer:
         return self._special
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a prompt, with what the tokenizer sets before it."""
+        """Tokens of a prompt, with what the tokenizer sets before it.
+
+        Raises:
+            ApiError: if the text is too long for any request.
+        """
+        self._refuse_too_long(text, "prompt")
         return list(self._tokenizer.encode(text, add_special_tokens=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -143,7 +152,38 @@ class FolderTokenizer:
             raise ApiError(
                 400, f"the model's chat template refuses these messages: {error}", param="messages"
             ) from None
+        self._refuse_too_long(text, "messages")
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _refuse_too_long(self, text: str, param: str) -> None:
+        most, longest = self._most_tokens, self._longest_token
+        if most is None or longest is None or len(text.encode()) // longest <= most:
+            return
+        assert self._backend is not None
+        normalizer = self._backend.normalizer
+        kept = text if normalizer is None else normalizer.normalize_str(text)
+        if (least := len(kept.encode()) // longest) > most:
+            from atom.entrypoints.api_error import ApiError
+
+            raise ApiError(
+                400,
+                f"the prompt has {len(text)} characters, which make {least} tokens at least; "
+                f"together with the output at most {most} fit (--max-model-len)",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def _most_bytes_of_a_token(self) -> int | None:
+        """``None`` where some text may have no token at all, so that its length says nothing."""
+        backend = self._backend
+        if backend is None or not self._byte_level or "Removed" in repr(backend.pre_tokenizer):
+            return None
+        added = self._tokenizer.added_tokens_decoder.values()
+        words = backend.get_vocab(with_added_tokens=False)
+        # such a token takes the blanks beside it, however many
+        if any(one.lstrip or one.rstrip for one in added) or _byte_alphabet().keys() - words:
+            return None
+        return max(*map(len, words), *(len(str(one).encode()) for one in added), 1)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes behind a byte-level token; of any other, its text."""
@@ -156,15 +196,20 @@ class FolderTokenizer:
         return text.encode()
 
 
-def open_tokenizer(model: str, vocab_size: int) -> ServerTokenizer:
+def open_tokenizer(model: str, vocab_size: int, most_tokens: int | None = None) -> ServerTokenizer:
     """The tokenizer of ``--model``: of a folder that has one, else bytes.
+
+    Args:
+        model: a checkpoint's folder, or a preset.
+        vocab_size: ids of the model.
+        most_tokens: longest request, as :class:`FolderTokenizer` wants it.
 
     Raises:
         BadInput: if the folder's tokenizer cannot be read.
     """
     folder = Path(model)
     if any((folder / name).is_file() for name in _FILES):
-        return FolderTokenizer(folder)
+        return FolderTokenizer(folder, most_tokens)
     return ByteTokenizer(vocab_size)
 
 

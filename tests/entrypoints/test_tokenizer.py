@@ -146,3 +146,37 @@ def test_served_with_a_template(templated: FolderTokenizer) -> None:
     assert refused.status_code == 400
     assert "no tools here" in refused.json()["error"]["message"]
     assert "may not set tokenize" in meddled.json()["error"]["message"]
+
+
+def test_a_text_too_long_for_any_request_is_refused_before_it_is_cut_into_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokenizer(tmp_path, template=_TEMPLATE)
+    tokenizer = FolderTokenizer(tmp_path, most_tokens=10)
+    longest = max(len(tokenizer.token_bytes(token)) for token in range(300))
+    fits = "the cat sat" * 4
+    assert len(tokenizer.encode("é" * (5 * longest))) > 10
+    with pytest.raises(ApiError, match="11 tokens at least; together with the output at most 10"):
+        tokenizer.encode("a" * (11 * longest))
+    # from here on a text that is cut into tokens fails
+    monkeypatch.setattr(tokenizer, "_tokenizer", None)
+    with pytest.raises(ApiError, match="characters") as refused:
+        tokenizer.encode("é" * (6 * longest))
+    assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(AttributeError):
+        tokenizer.encode(fits)
+
+
+def test_a_tokenizer_whose_texts_may_shrink_takes_them_at_any_length(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["normalizer"] = {"type": "Replace", "pattern": {"String": "aa"}, "content": ""}
+    path.write_text(json.dumps(values))
+    assert FolderTokenizer(tmp_path, most_tokens=10).encode("aa" * 5000 + "b") == [
+        *FolderTokenizer(tmp_path).encode("b")
+    ]
+    values["normalizer"] = None
+    values["added_tokens"][0]["rstrip"] = True
+    path.write_text(json.dumps(values))
+    assert len(FolderTokenizer(tmp_path, most_tokens=10).encode("<end>" + " " * 5000)) == 1
