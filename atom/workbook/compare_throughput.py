@@ -10,6 +10,7 @@ import pandas as pd
 from atom.benchmarks.throughput_rows import Outcome
 from atom.workbook.compare_model import TimeRatio
 from atom.workbook.records import Run
+from atom.workbook.throughput_analysis import rows_of
 
 #: what is divided by that of the point without offload: column, in words
 _QUOTIENTS = {
@@ -42,8 +43,11 @@ def rates(run: Run) -> Iterator[tuple[str, int, int]]:
 
 
 def quotients(run: Run) -> Iterator[tuple[str, TimeRatio]]:
-    """Each setting with a CPU pool over the run's own without one, at as many sessions."""
-    points = run.tables["points"]
+    """Each setting with a CPU pool over the run's own without one, at as many sessions.
+
+    Both of one sitting: where a run was resumed its host may have become another.
+    """
+    points = run.tables["points"].assign(sitting=[row["sitting"] for row in rows_of([run])])
     ended = points[[str(one) == Outcome.OK for one in points["outcome"]]]
     bare = ended[ended["pool_gib"].isna()]
     for setting, group in _settings(ended[ended["pool_gib"].notna()]):
@@ -53,7 +57,9 @@ def quotients(run: Run) -> Iterator[tuple[str, TimeRatio]]:
             & (bare["protocol"].astype(str) == str(first["protocol"]))
             & (bare["mtp"].astype(str) == str(first["mtp"]))
             & (bare["concurrency"] == first["concurrency"])
+            & bare["sitting"].isin(group["sitting"])
         ]
+        group = group[group["sitting"].isin(base["sitting"])]
         for column, words in _QUOTIENTS.items():
             top, bottom = _repeats(group, column), _repeats(base, column)
             most = min(len(top), len(bottom))

@@ -262,11 +262,18 @@ def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidenc
         key=lambda row: (
             row["concurrency"],
             row["pool_gib"] or 0.0,
+            row["sitting"],
             str(row["protection"]),
             row["chunk_tokens"] or 0,
             row["repeat"],
         )
     )
+    pooled = [row for row in shown if row["pool_gib"] is not None]
+    policies = len({row["offload_policy"] for row in pooled}) > 1
+    sittings: dict[tuple[int, float | None], list[str]] = {}
+    for row in shown:
+        known = sittings.setdefault((row["concurrency"], row["pool_gib"]), [])
+        known += [row["sitting"]] * (row["sitting"] not in known)
     figure, axes = plt.subplots(figsize=(10.0, 1.6 + 0.27 * len(shown)))
     fill: Any = EVIDENCE_STYLE[evidence].fill
     colours = {"hold": BLUE, "zero_copy": GREEN, "unpatched": VERMILION}
@@ -294,6 +301,8 @@ def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidenc
             f"{row['concurrency']} sessions, {value_text('pool_gib', row['pool_gib'])}, "
             f"{row['protection']}"
             + ("" if row["pool_gib"] is None else f", chunk {row['chunk_tokens']}")
+            + (f", {row['offload_policy']}" if policies and row["pool_gib"] is not None else "")
+            + _sitting_number(row, sittings[row["concurrency"], row["pool_gib"]])
             for row in shown
         ],
         fontsize=8,
@@ -321,6 +330,10 @@ def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidenc
         fontsize=8,
     )
     return figure
+
+
+def _sitting_number(row: Row, here: Sequence[str]) -> str:
+    return f", sitting {here.index(row['sitting']) + 1}" if len(here) > 1 else ""
 
 
 _ENDS: dict[str, tuple[str, str]] = {

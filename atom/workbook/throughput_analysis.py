@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ Row = dict[str, Any]
 ENGINE_FACTORS = ("system", "protection", "drafts")
 OFFLOAD_FACTORS = ("offload_backend", "offload_policy", "chunk_tokens")
 FACTORS = (*ENGINE_FACTORS, *OFFLOAD_FACTORS)
+#: what makes it another setting
+SETTING = (*FACTORS, "concurrency", "pool_gib")
 FACTOR_NAMES = {
     "system": "server",
     "protection": "copy protocol and nets",
@@ -48,15 +51,27 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
     """Rows of the points of all runs, enum members as text and blanks as ``None``.
 
     Each has three columns more: ``run_id``; ``protection``, the copy protocol, with its nets where
-    they are not all there; and ``drafts``, whether and how it drafts.
+    they are not all there; and ``drafts``, whether and how it drafts. ``sitting`` names what was
+    run together: hosts of one machine's kind differ more in speed than repeats do, so that times
+    are compared within it alone.
     """
     found = []
     for run in runs:
         for row in run.tables["points"].to_dict("records"):
             plain: Row = {str(name): _plain(value) for name, value in row.items()}
             plain |= {"protection": _protection(plain), "drafts": _drafts(plain)}
-            found.append({**plain, "run_id": run.provenance.run_id})
+            more = {"run_id": run.provenance.run_id, "sitting": _sitting(run, plain)}
+            found.append({**plain, **more})
     return found
+
+
+def _sitting(run: Run, row: Row) -> str:
+    tail = run.provenance.run_id.rsplit("-", 1)[-1]
+    if row.get("sitting") is not None:
+        return f"{tail}/{row['sitting'][:4]}"
+    # a record of before says which points were left when it first ended
+    stopped = run.provenance.facts.get("stopped_early", {}).get("not_run", {})
+    return f"{tail}, resumed" if row["point_id"] in stopped else tail
 
 
 def _protection(row: Row) -> str | None:
@@ -167,10 +182,24 @@ def agrees(row: Row, factors: Row, but: Sequence[str] = ()) -> bool:
 
 
 def main_rows(rows: Sequence[Row]) -> list[Row]:
-    """Rows of the main grid, in order of sessions and pool, without offload first."""
+    """Rows of the main grid, in order of sessions and pool, without offload first.
+
+    A setting that several sittings have is taken from the one that has most of the grid: the others
+    ran it beside arms that are compared with it there.
+    """
     factors = main_factors(rows)
     own = [row for row in rows if agrees(row, factors)]
-    return sorted(own, key=lambda row: (row["concurrency"], row["pool_gib"] or 0.0))
+    sizes = Counter(row["sitting"] for row in own if is_ok(row))
+    best: dict[tuple[Any, ...], str] = {}
+    for sitting in sorted({row["sitting"] for row in own}, key=lambda name: (sizes[name], name)):
+        here = [row for row in own if row["sitting"] == sitting]
+        best |= {_place(row): sitting for row in here if is_ok(row) or _place(row) not in best}
+    kept = [row for row in own if best[_place(row)] == row["sitting"]]
+    return sorted(kept, key=lambda row: (row["concurrency"], row["pool_gib"] or 0.0))
+
+
+def _place(row: Row) -> tuple[int, float | None]:
+    return row["concurrency"], row["pool_gib"]
 
 
 def spread_of(rows: Sequence[Row]) -> Spread:
@@ -178,11 +207,34 @@ def spread_of(rows: Sequence[Row]) -> Spread:
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         if is_ok(row):
-            key = tuple(row[name] for name in (*FACTORS, "concurrency", "pool_gib"))
+            key = tuple(row[name] for name in (*SETTING, "sitting"))
             groups.setdefault(key, []).append(row["effective_total_throughput"])
     repeated = [values for values in groups.values() if len(values) > 1]
     text = f"the repeats of {len(repeated)} settings"
     return pooled_spread(repeated, text) or published_spread()
+
+
+def sitting_sentences(rows: Sequence[Row]) -> list[str]:
+    """Sittings, if there are several, and what they differ by where they ran the same setting."""
+    sizes = Counter(row["sitting"] for row in rows)
+    if len(sizes) < 2:
+        return []
+    groups: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for row in rows:
+        if is_ok(row):
+            own = groups.setdefault(tuple(row[name] for name in SETTING), {})
+            own.setdefault(row["sitting"], []).append(math.log(row["effective_total_throughput"]))
+    shared = {key: [float(np.mean(one)) for one in own.values()] for key, own in groups.items()}
+    apart = [math.exp(max(means) - min(means)) for means in shared.values() if len(means) > 1]
+    counts = ", ".join(f"{count} in {name}" for name, count in sorted(sizes.items()))
+    text = "no setting was run in two of them"
+    if apart:
+        text = f"the same setting differs by a factor of {min(apart):.2f} to {max(apart):.2f}"
+        text += f" between them ({len(apart)} such)"
+    return [
+        f"points of {len(sizes)} sittings, whose hosts may differ in speed ({counts}); {text}. "
+        "Throughputs and latencies are compared within a sitting alone."
+    ]
 
 
 def load_points(rows: Sequence[Row], evidence: Evidence) -> list[LoadPoint]:
@@ -192,12 +244,12 @@ def load_points(rows: Sequence[Row], evidence: Evidence) -> list[LoadPoint]:
         rows: of one arm, e.g. the main grid.
         evidence: kind of the rows.
     """
-    groups: dict[tuple[int, float | None], list[Row]] = {}
+    groups: dict[tuple[int, float | None, str], list[Row]] = {}
     for row in rows:
         if is_ok(row):
-            groups.setdefault((row["concurrency"], row["pool_gib"]), []).append(row)
+            groups.setdefault((*_place(row), row["sitting"]), []).append(row)
     points = []
-    for (concurrency, pool), own in groups.items():
+    for (concurrency, pool, sitting), own in groups.items():
         rates = [float(row["effective_total_throughput"]) for row in own]
         points.append(
             LoadPoint(
@@ -215,6 +267,7 @@ def load_points(rows: Sequence[Row], evidence: Evidence) -> list[LoadPoint]:
                 itl_p90_ms=mean_of(_times(row["itl_p90_seconds"], 1e3) for row in own),
                 cached_share=mean_of(hit_share(row) for row in own),
                 failed_loads=mean_of(failed_share(row) for row in own),
+                sitting=sitting,
             )
         )
     return with_ratios(points, spread_of(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -162,10 +163,16 @@ def _gain(own: LoadSet) -> dict[str, Any]:
 
 
 def _published_sessions(points: Sequence[LoadPoint]) -> list[LoadPoint]:
-    """The points within the published numbers of sessions, if those are two numbers at least."""
+    """The points within the published numbers of sessions, if those are two numbers at least.
+
+    Of the sitting that has most of them alone: another's host may be of another speed.
+    """
+    sizes = Counter(one.sitting for one in points)
+    together = [one for one in points if sizes[one.sitting] == max(sizes.values())]
+    together = [one for one in together if one.sitting == together[0].sitting]
     low, high = _PUBLISHED_SESSIONS
-    inside = [one for one in points if low <= one.concurrency <= high]
-    return inside if len({one.concurrency for one in inside}) > 1 else list(points)
+    inside = [one for one in together if low <= one.concurrency <= high]
+    return inside if len({one.concurrency for one in inside}) > 1 else together
 
 
 def _flat_without_offload(own: LoadSet) -> dict[str, Any]:

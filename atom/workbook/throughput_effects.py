@@ -19,6 +19,7 @@ from atom.workbook.throughput_analysis import (
     FACTORS,
     NOTHING,
     OFFLOAD_FACTORS,
+    SETTING,
     Row,
     agrees,
     is_ok,
@@ -62,15 +63,17 @@ def effects(rows: Sequence[Row], evidence: Evidence) -> list[Effect]:
     """Every factor that rows vary alone: from the main grid's value, or from least to most.
 
     Sessions and pool go from the smallest to the largest value that share the other; ``no offload``
-    is no size of pool. Any other factor goes from the main grid's value to each other value.
+    is no size of pool. Any other factor goes from the main grid's value to each other value. Both
+    ends are of one sitting; an arm that several sittings have is an effect of each.
     """
     main = main_factors(rows)
     spread = spread_of(rows)
     own = [row for row in main_rows(rows) if is_ok(row)]
     found = []
     for name, other in (("pool_gib", "concurrency"), ("concurrency", "pool_gib")):
-        for fixed in sorted({row[other] for row in own}, key=lambda value: value or 0.0):
-            same = [row for row in own if row[other] == fixed]
+        sides = {(row["sitting"], row[other]) for row in own}
+        for sitting, fixed in sorted(sides, key=lambda side: (side[1] or 0.0, side[0])):
+            same = [row for row in own if row[other] == fixed and row["sitting"] == sitting]
             values = sorted({row[name] for row in same if row[name] is not None})
             if len(values) > 1:
                 ends = [
@@ -80,10 +83,15 @@ def effects(rows: Sequence[Row], evidence: Evidence) -> list[Effect]:
                 where = value_text(other, fixed)
                 found.append(_effect(FACTOR_NAMES[name], change, where, evidence, ends, spread))
     for name in FACTORS:
-        settings = {(row["concurrency"], row["pool_gib"]) for row in rows}
-        for place in sorted(settings, key=lambda pair: (pair[0], pair[1] or 0.0)):
-            here = [row for row in rows if (row["concurrency"], row["pool_gib"]) == place]
-            here = [row for row in here if is_ok(row) and agrees(row, main, (name,))]
+        places = {(row["concurrency"], row["pool_gib"], row["sitting"]) for row in rows}
+        for place in sorted(places, key=lambda one: (one[0], one[1] or 0.0, one[2])):
+            here = [
+                row
+                for row in rows
+                if (row["concurrency"], row["pool_gib"], row["sitting"]) == place
+                and is_ok(row)
+                and agrees(row, main, (name,))
+            ]
             base = [row for row in here if row[name] == main.get(name)]
             if not base or (place[1] is None and name in OFFLOAD_FACTORS):
                 continue
@@ -110,6 +118,37 @@ def _effect(
     return Effect(factor, change, where, evidence, spread.of(rates[1], rates[0]), ttft)
 
 
+def unpaired_sentences(rows: Sequence[Row]) -> list[str]:
+    """Points that ended well and stand over nothing: their sitting has no point of the grid there.
+
+    Those of a setting that another sitting can compare are not named.
+    """
+    main = main_factors(rows)
+    ended = [row for row in rows if is_ok(row) and main]
+    bases = {_where(row) for row in ended if agrees(row, main)}
+    others = [
+        row
+        for row in ended
+        if not agrees(row, main) and any(agrees(row, main, (name,)) for name in FACTORS)
+    ]
+    compared = {_setting(row) for row in others if _where(row) in bases}
+    alone = [row["point_id"] for row in others if _setting(row) not in compared]
+    if not alone:
+        return []
+    return [
+        "not compared, since no point of the main grid was run in the same sitting at as many "
+        f"sessions and such a pool: {'; '.join(alone)}."
+    ]
+
+
+def _where(row: Row) -> tuple[Any, ...]:
+    return row["concurrency"], row["pool_gib"], row["sitting"]
+
+
+def _setting(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in SETTING)
+
+
 def effects_table(found: Sequence[Effect]) -> pd.DataFrame:
     """A row an effect."""
     return pd.DataFrame(
@@ -125,7 +164,7 @@ def effects_table(found: Sequence[Effect]) -> pd.DataFrame:
 
 
 def protocol_ratio(rows: Sequence[Row], top: str, bottom: str) -> tuple[Ratio | None, int]:
-    """Throughput of one protection over another's, paired by setting and all other factors.
+    """Throughput of one protection over another's, paired by sitting, setting and other factors.
 
     Args:
         rows: any.
@@ -135,7 +174,8 @@ def protocol_ratio(rows: Sequence[Row], top: str, bottom: str) -> tuple[Ratio | 
         Geometric mean of the pairs' ratios with its 95% t interval over pairs (``None`` with fewer
         than two), and the number of pairs.
     """
-    keys = [name for name in FACTORS if name != "protection"] + ["concurrency", "pool_gib"]
+    keys = [name for name in FACTORS if name != "protection"]
+    keys += ["concurrency", "pool_gib", "sitting"]
     groups: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in rows:
         if is_ok(row) and row["protection"] in (top, bottom):

@@ -28,6 +28,15 @@ from atom.workbook.throughput_bounds import size_text
 OURS = "atom"
 #: end of a point that was killed for its time limit, most of which its start had taken
 CUT_SHORT = "cut short by a slow start"
+#: latencies with these in common are one line
+_LATENCY_KEY = (
+    "concurrency",
+    "pool_gib",
+    "protection",
+    "chunk_tokens",
+    "offload_policy",
+    "sitting",
+)
 
 
 @dataclass(frozen=True)
@@ -134,10 +143,10 @@ def latency_table(rows: Sequence[Row]) -> pd.DataFrame:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["status_latency_p50_us"] is not None:
-            key = tuple(
-                row[name] for name in ("concurrency", "pool_gib", "protection", "chunk_tokens")
-            )
+            key = tuple(row[name] for name in _LATENCY_KEY)
             groups.setdefault(key, []).append(row)
+    several = len({key[-1] for key in groups}) > 1
+    policies = len({key[4] for key in groups if key[1] is not None}) > 1
     lines = []
     order = sorted(groups, key=lambda key: tuple(str(part).rjust(8) for part in key))
     for key in order:
@@ -147,6 +156,8 @@ def latency_table(rows: Sequence[Row]) -> pd.DataFrame:
             "pool": value_text("pool_gib", key[1]),
             "protection": key[2],
             "chunk, tokens": NOTHING if key[1] is None else key[3],
+            **({"policy": NOTHING if key[1] is None else key[4]} if policies else {}),
+            **({"sitting": key[-1]} if several else {}),
         }
         for name, column in (
             ("landed, p50 us", "status_latency_p50_us"),
@@ -161,17 +172,21 @@ def latency_table(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _arm(row: Row) -> tuple[str, int | None]:
-    return str(row["protection"]), row["chunk_tokens"]
+def _arm(row: Row) -> tuple[str, int | None, str]:
+    return str(row["protection"]), row["chunk_tokens"], str(row["offload_policy"] or "")
+
+
+def _place(row: Row) -> tuple[int, float | None, str]:
+    return row["concurrency"], row["pool_gib"], row["sitting"]
 
 
 def heavy_rows(rows: Sequence[Row]) -> list[Row]:
-    """Rows that timed statuses, at the settings where more than one arm with drafts did."""
-    arms: dict[tuple[int, float | None], set[tuple[str, int | None]]] = {}
+    """Rows that timed statuses, where more than one arm with drafts did in one sitting."""
+    arms: dict[tuple[int, float | None, str], set[tuple[str, int | None, str]]] = {}
     timed = [row for row in rows if row["status_latency_p50_us"] is not None]
     for row in timed:
-        arms.setdefault((row["concurrency"], row["pool_gib"]), set()).add(_arm(row))
-    return [row for row in timed if len(arms[row["concurrency"], row["pool_gib"]]) > 1]
+        arms.setdefault(_place(row), set()).add(_arm(row))
+    return [row for row in timed if len(arms[_place(row)]) > 1]
 
 
 def latency_sentences(rows: Sequence[Row]) -> list[str]:
@@ -186,18 +201,23 @@ def latency_sentences(rows: Sequence[Row]) -> list[str]:
             for own, where in zip(sides, ("without offload", "with a pool"), strict=True)
         ]
         found.append(f"a status lands under hold after {'; '.join(texts)}.")
-    groups: dict[tuple[int, float | None], dict[tuple[str, int | None], list[Row]]] = {}
-    for row in heavy_rows(rows):
-        place = (row["concurrency"], row["pool_gib"])
-        groups.setdefault(place, {}).setdefault(_arm(row), []).append(row)
-    for (sessions, pool), arms in sorted(
-        groups.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)
+    groups: dict[tuple[int, float | None, str], dict[tuple[Any, ...], list[Row]]] = {}
+    heavy = heavy_rows(rows)
+    for row in heavy:
+        groups.setdefault(_place(row), {}).setdefault(_arm(row), []).append(row)
+    policies = len({row["offload_policy"] for row in heavy if row["pool_gib"] is not None}) > 1
+    sittings = Counter((sessions, pool) for sessions, pool, _ in groups)
+    for (sessions, pool, sitting), arms in sorted(
+        groups.items(), key=lambda item: (item[0][0], item[0][1] or 0.0, item[0][2])
     ):
         if pool is not None:
             parts = [
-                f"{arm[0]}, chunk {arm[1]}: {_latency(own)}" for arm, own in sorted(arms.items())
+                f"{arm[0]}{', ' + arm[2] if policies else ''}, chunk {arm[1]}: {_latency(own)}"
+                for arm, own in sorted(arms.items())
             ]
-            found.append(f"{sessions} sessions, {pool:g} GiB, p50 / p99 in us: {'; '.join(parts)}.")
+            where = f"{sessions} sessions, {pool:g} GiB"
+            where += f" ({sitting})" if sittings[sessions, pool] > 1 else ""
+            found.append(f"{where}, p50 / p99 in us: {'; '.join(parts)}.")
     return found
 
 

@@ -49,6 +49,7 @@ class LoadPoint:
         failed_loads: share of state loads that failed; the middle of ``failed_range``, if any.
         failed_range: its ends, where a range is printed.
         ratio: throughput over that without offload at as many sessions, with its range.
+        sitting: what it was run together with; ratios are formed within.
     """
 
     name: str
@@ -65,6 +66,7 @@ class LoadPoint:
     failed_loads: float | None = None
     failed_range: tuple[float, float] | None = None
     ratio: Ratio | None = None
+    sitting: str = ""
 
     @property
     def setting(self) -> str:
@@ -134,11 +136,11 @@ def pooled_spread(groups: Iterable[Sequence[float]], basis: str) -> Spread | Non
 def with_ratios(points: Iterable[LoadPoint], spread: Spread) -> list[LoadPoint]:
     """Points with their ratio to the one without offload at as many sessions, if there is one."""
     known = list(points)
-    bases = {one.concurrency: one.rates for one in known if one.pool_gib is None}
+    bases = {(one.sitting, one.concurrency): one.rates for one in known if one.pool_gib is None}
     return [
         one
-        if one.pool_gib is None or one.concurrency not in bases
-        else replace(one, ratio=spread.of(one.rates, bases[one.concurrency]))
+        if one.pool_gib is None or (one.sitting, one.concurrency) not in bases
+        else replace(one, ratio=spread.of(one.rates, bases[one.sitting, one.concurrency]))
         for one in known
     ]
 

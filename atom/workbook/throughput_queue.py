@@ -12,8 +12,9 @@ from atom.config import DeviceChoice
 
 #: window of a point that is not recorded
 _WARM_UP_SECONDS = 2.0
-#: a load's time beyond its window: warm-up and the last answers
+#: a load's time beyond its window: the last answers, and each lane's requests before it
 _AROUND_SECONDS = 3.0
+_LANE_SECONDS = {DeviceChoice.VIRTUAL: 0.05, DeviceChoice.ACCELERATOR: 0.25}
 _HANG_SECONDS = 120.0
 #: of a point's start: process and libraries, weights and graphs; pinning a GiB
 _START_SECONDS = {DeviceChoice.VIRTUAL: 5.0, DeviceChoice.ACCELERATOR: 14.0}
@@ -120,7 +121,9 @@ class Queue:
 
 def estimate_seconds(settings: ThroughputSettings, point: ThroughputPoint) -> float:
     """How long a point takes, roughly."""
-    return _setup_seconds(settings, point) + settings.duration_seconds + _AROUND_SECONDS
+    lanes = point.concurrency * settings.warmup_requests * _LANE_SECONDS[settings.device]
+    load = settings.duration_seconds + _AROUND_SECONDS + lanes
+    return _setup_seconds(settings, point) + load
 
 
 def limit_seconds(settings: ThroughputSettings) -> float:

@@ -222,6 +222,7 @@ _OWN = frozenset(
     (
         *(*GRID_FIELDS, "repeats", "central_repeats", "only"),
         *("budget_seconds", "setup_seconds", "time_limit_seconds", "start_limit_seconds"),
+        "warm_up",
     )
 )
 

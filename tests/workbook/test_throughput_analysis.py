@@ -30,6 +30,7 @@ from atom.workbook.throughput_analysis import (
     main_rows,
     rows_of,
     shows_fault,
+    sitting_sentences,
     spread_of,
 )
 from atom.workbook.throughput_bounds import (
@@ -45,7 +46,12 @@ from atom.workbook.throughput_bounds import (
     scale_table,
     size_text,
 )
-from atom.workbook.throughput_effects import effects, effects_table, protocol_ratio
+from atom.workbook.throughput_effects import (
+    effects,
+    effects_table,
+    protocol_ratio,
+    unpaired_sentences,
+)
 from atom.workbook.throughput_full_scale import full_scale
 from atom.workbook.throughput_points import points_table, published_points
 from atom.workbook.throughput_simulation import gather_runs, same_scale, simulated_settings
@@ -339,12 +345,65 @@ def test_figures_are_drawn(found: LoadSet) -> None:
 def test_parts_of_one_sweep_stand_together_and_others_do_not(tmp_path: Path) -> None:
     first = made_up.record(tmp_path, {"special": []})
     second = made_up.record(tmp_path, {"concurrency": [16], "special": []})
+    # whether kernels were compiled before is no part of the scale
+    second.provenance.settings["warm_up"] = True
     other = made_up.record(tmp_path, {"duration_seconds": 9.0, "special": []})
     chosen, left = same_scale([first, second, other])
     assert [run.path for run in chosen] == [first.path, second.path]
     assert len(left) == 1
     assert other.provenance.run_id in left[0]
     assert same_scale([]) == ([], [])
+
+
+#: the two heaviest points again, with an arm that the first record has too
+_REST = {
+    "only": ["hold/c64/16GiB/*", "hold, chunk 256/c64/*", "zero_copy/c64/*"],
+    "special": ["repeats", "zero_copy", "chunks"],
+}
+
+
+def test_a_slower_host_is_no_repeat_and_no_effect(tmp_path: Path, found: LoadSet) -> None:
+    slow = made_up.record(tmp_path, _REST, speed=0.5)
+    both = load_set(Evidence.MEASURED, "H200", [*found.runs, slow])
+    # what pooled rows would have said
+    pooled = again(both, [{**one, "sitting": ""} for one in both.rows])
+    assert pooled.spread.sd > 10 * found.spread.sd
+    assert both.spread.freedom == found.spread.freedom + 1
+    assert both.spread.sd < 2 * found.spread.sd
+    assert both.main == found.main
+    assert [one.throughput for one in both.points] == [one.throughput for one in found.points]
+    arms = [one for one in effects(both.rows, both.kind) if one.change == "hold to zero_copy"]
+    assert [one.throughput[0] for one in arms if "64" in one.where] == pytest.approx(
+        [1, 1], abs=0.1
+    )
+    assert protocol_ratio(both.rows, "hold", "zero_copy")[1] == 3
+    (said,) = sitting_sentences(both.rows)
+    assert "factor of 1.9" in said or "factor of 2.0" in said
+    assert sitting_sentences(found.rows) == []
+    assert unpaired_sentences(both.rows) == []
+    table = throughput_outcomes.latency_table(both.rows)
+    assert table["sitting"].nunique() == 2
+    assert len(table) == len(throughput_outcomes.latency_table(found.rows)) + 3
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_a_resumed_run_measured_later_stands_apart(tmp_path: Path, recorded: bool) -> None:
+    """``recorded``: by the rows' own column; else by what the record says was left."""
+    late = "zero_copy/c64/16GiB/0"
+    facts = {} if recorded else {"stopped_early": {"not_run": {late: "no time was left"}}}
+    run = made_up.record(tmp_path, _REST, facts=facts)
+    if recorded:
+        points = run.tables["points"]
+        points["sitting"] = ["b" if name == late else "a" for name in points["point_id"]]
+    rows = rows_of([run])
+    assert {one["sitting"] for one in rows if one["point_id"] != late}.isdisjoint(
+        one["sitting"] for one in rows if one["point_id"] == late
+    )
+    assert "hold to zero_copy" not in {one.change for one in effects(rows, Evidence.MEASURED)}
+    (said,) = unpaired_sentences(rows)
+    assert said.endswith(f": {late}.")
+    assert protocol_ratio(rows, "hold", "zero_copy") == (None, 0)
+    assert "zero_copy" not in {one["protocol"] for one in throughput_outcomes.heavy_rows(rows)}
 
 
 def test_the_simulated_sweep_has_the_arms_that_its_claims_need() -> None:
@@ -367,7 +426,7 @@ def test_recorded_runs_are_found_and_nothing_is_simulated_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hardware = made_up.record(tmp_path / "measured")
-    server = {"system": "xllamacpp", "protocol": None, "guard": None, "mtp": None}
+    server: dict[str, Any] = {"system": "xllamacpp", "protocol": None, "guard": None, "mtp": None}
     foreign = made_up.record(tmp_path / "measured", {"special": []}, **server)
     made: list[Any] = []
 

@@ -112,25 +112,36 @@ def row(settings: ThroughputSettings, point: ThroughputPoint, **more: Any) -> Th
     return ThroughputRow(**{**values, **more})
 
 
-def record(root: Path, settings: dict[str, Any] | None = None, **more: Any) -> Run:
+def record(
+    root: Path,
+    settings: dict[str, Any] | None = None,
+    facts: dict[str, Any] | None = None,
+    speed: float = 1.0,
+    **more: Any,
+) -> Run:
     """Write made-up rows as a finished hardware run below ``root``.
 
     Args:
         root: folder of runs.
         settings: beside those of :data:`SWEEP`.
+        facts: of the record.
+        speed: of its host: throughputs are so many times the made-up ones.
         **more: fields that all rows have in place of the made-up ones.
     """
     given = {**SWEEP, **(settings or {})}
     central = [one for one in given["central_concurrency"] if one in given["concurrency"]]
     parsed = ThroughputSettings.parse({**given, "central_concurrency": central})
     plain = parsed.model_dump(mode="json")
-    provenance = collect_provenance(PROPERTIES, "throughput", plain, {})
+    provenance = collect_provenance(PROPERTIES, "throughput", plain, facts or {})
     writer = RunWriter(root, PROPERTIES.machine, "throughput", provenance)
     for point in build_points(parsed):
         cause = TierCauseRow(
             point_id=point.point_id, what="load", kind="state", cause="evicted", count=10
         )
-        tables: dict[str, Sequence[BaseModel]] = {"points": [row(parsed, point, **more)]}
+        one = row(parsed, point, **more)
+        rate = (one.effective_total_throughput or 0.0) * speed
+        one = one.model_copy(update={"effective_total_throughput": rate})
+        tables: dict[str, Sequence[BaseModel]] = {"points": [one]}
         if point.pool_gib:
             tables["causes"] = [cause]
         writer.write_point(point.point_id, tables)
