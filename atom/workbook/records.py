@@ -140,6 +140,7 @@ def load_runs(folders: Sequence[str | Path], experiment: str) -> tuple[list[Run]
 
     Returns:
         The runs, oldest first, and the problems: a damaged run is one of them and hides no other.
+        Of copies of one run the one with most rows is taken: no row may count twice.
     """
     row_models(experiment)
     runs: dict[Path, Run] = {}
@@ -158,7 +159,13 @@ def load_runs(folders: Sequence[str | Path], experiment: str) -> tuple[list[Run]
                     runs[path.resolve()] = load_run(path)
             except BadInput as error:
                 problems.append(str(error))
-    return sorted(runs.values(), key=lambda run: run.provenance.run_id), problems
+    kept: dict[str, Run] = {}
+    for run in sorted(runs.values(), key=lambda run: -sum(map(len, run.tables.values()))):
+        one = kept.setdefault(run.provenance.run_id, run)
+        if one is not run:
+            copy, first = shown_path(run.path), shown_path(one.path)
+            problems.append(f"{copy}: the same run as {first}; it counts once")
+    return sorted(kept.values(), key=lambda run: run.provenance.run_id), problems
 
 
 def existing(folders: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,10 @@ def test_runs_are_found_once_and_by_experiment(tmp_path: Path) -> None:
     assert [run.path for run in runs] == [path]
     assert [problem.endswith("no such folder") for problem in problems] == [True]
     assert load_runs([tmp_path], "race") == ([], [])
+    copy = shutil.copytree(path, tmp_path / "copies" / path.name)
+    runs, problems = load_runs([copy, path], "toy")
+    assert len(runs) == 1
+    assert [problem.split(": ")[1][:16] for problem in problems] == ["the same run as "]
     with pytest.raises(BadInput, match="known: race"):
         load_runs([tmp_path], "rase")
 
