@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -45,12 +45,17 @@ class Bandwidths:
         kind: of the device.
         gpus: indices of the GPUs, with the names by which NVML finds them.
         period: seconds from one sample to the next.
+
+    Attributes:
+        samples: so far.
+        began: when sampling began, by ``time.monotonic``.
     """
 
     kind: DeviceKind
     gpus: Mapping[int, str]
     period: float
     samples: list[Sample] = field(default_factory=list)
+    began: float = 0.0
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -73,8 +78,9 @@ class Bandwidths:
 
     def _run(self) -> None:
         source = np.ones(_COPY_BYTES[self.kind is DeviceKind.VIRTUAL], np.uint8)
-        target = np.zeros_like(source)
-        began = time.monotonic()
+        # pages that are there: the first copy is timed as those after it
+        target = np.ones_like(source)
+        self.began = began = time.monotonic()
         with _Counters(self.kind, self.gpus) as counters:
             while True:
                 second = time.monotonic() - began
@@ -88,6 +94,13 @@ class Bandwidths:
                     self.samples.append(Sample(second, HOST, None, 2 * source.nbytes / taken))
                 if self._over.wait(max(0.0, self.period - (time.monotonic() - began - second))):
                     return
+
+
+def between(samples: Iterable[Sample], start: float, end: float) -> tuple[Sample, ...]:
+    """Samples of a stretch, with seconds from its start."""
+    return tuple(
+        replace(one, second=one.second - start) for one in samples if start <= one.second <= end
+    )
 
 
 class _Counters:

@@ -10,16 +10,18 @@ is a throughput point as it is, or a race job as it is.
 from __future__ import annotations
 
 import secrets
+import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from atom.benchmarks.colocation_bandwidth import Bandwidths, Sample
+from atom.benchmarks.colocation_bandwidth import Bandwidths, Sample, between
 from atom.benchmarks.colocation_rows import NeighbourRow
 from atom.benchmarks.colocation_settings import ColocationPoint, ColocationSettings, Neighbour
 from atom.benchmarks.race import JobDone, JobFailed, measure
@@ -119,10 +121,63 @@ class _Group:
         return []
 
     def end(self) -> None:
-        """Kill what still runs. One may start just now: until none does."""
+        """Kill what still runs. One may start just now: until none does, and a Ctrl-C waits."""
+        interrupt: KeyboardInterrupt | None = None
         while not all(future.done() for future in self.futures):
-            end_all(self._name)
-            time.sleep(_LOOK_SECONDS)
+            try:
+                # pinned memory and a GPU may take their time to be given back
+                with suppress(subprocess.TimeoutExpired):
+                    end_all(self._name)
+                time.sleep(_LOOK_SECONDS)
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+
+class StartTogether:
+    """Lets processes of this host begin their loads at one moment, when all of them are ready.
+
+    Args:
+        folder: for their signs.
+        count: processes.
+
+    Attributes:
+        moment: when they were let, by ``time.monotonic``.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.moment: float | None = None
+        self._ready = [folder / f"ready-{number}" for number in range(count)]
+        self._gate = folder / "go"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to look."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody waits any more."""
+        self.let_go()
+        self._thread.join()
+
+    def signs(self, number: int) -> dict[str, str]:
+        """Fields of a process's job: see ``throughput_process.pass_gate``."""
+        return {"ready": str(self._ready[number]), "gate": str(self._gate)}
+
+    def let_go(self) -> None:
+        """Let those begin that are ready, e.g. when one of them will not be."""
+        self._over.set()
+        if not self._gate.exists():
+            self.moment = time.monotonic()
+            self._gate.touch()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            if all(ready.exists() for ready in self._ready):
+                self.let_go()
 
 
 @contextmanager
@@ -172,8 +227,7 @@ def observe_engine(
         ends = tuple(future.result() for future in beside)
     # while its process ends nothing is asked of it any more
     exposure = end["told"].get("exposure_seconds") or 0.0
-    samples = tuple(one for one in bandwidths.samples if one.second <= exposure)
-    return Seen(end, alive, ends, samples)
+    return Seen(end, alive, ends, between(bandwidths.samples, 0.0, exposure))
 
 
 def observe(

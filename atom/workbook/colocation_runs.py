@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel
 
-from atom.benchmarks.colocation_bandwidth import NO_COUNTERS, Bandwidths, Sample, why_none
+from atom.benchmarks.colocation_bandwidth import (
+    NO_COUNTERS,
+    Bandwidths,
+    Sample,
+    between,
+    why_none,
+)
 from atom.benchmarks.colocation_neighbour import COMMAND as NEIGHBOUR_COMMAND
 from atom.benchmarks.colocation_point import (
     Seen,
+    StartTogether,
     neighbour_jobs,
     neighbour_rows,
     observe,
@@ -36,6 +45,7 @@ from atom.benchmarks.colocation_settings import (
 )
 from atom.benchmarks.race_environment import look_around, sysfs_address
 from atom.benchmarks.throughput_process import run_point
+from atom.benchmarks.throughput_rows import Outcome
 from atom.benchmarks.throughput_settings import ThroughputPoint, ThroughputSettings, build_points
 from atom.config import DeviceChoice
 from atom.device import Device
@@ -45,29 +55,31 @@ from atom.errors import BadInput, DeviceError
 from atom.workbook.colocation_analysis import result_text, unexpected
 from atom.workbook.point_sweep import Measured, PlannedPoint, SweepOver
 from atom.workbook.records import Run
-from atom.workbook.sweep_control import this_kind
+from atom.workbook.sweep_control import began_with_ctrl_c, this_kind
 from atom.workbook.throughput_dask import Lost, local_cluster, run_jobs
 from atom.workbook.throughput_queue import Queue, TimeBudget, estimate_seconds, limit_seconds
 from atom.workbook.throughput_results import tables_of
 from atom.workbook.throughput_runs import ACCELERATOR, Ready, ThroughputSweep, environments
 
-#: what an accelerator takes where a value is not given: the scale of the throughput sweep, at a
-#: point where a pool below the working set keeps the link busy
+#: what an accelerator takes where a value is not given: the throughput sweep's scale. Live sessions
+#: are more than the device holds, not more than its pool does: prefixes come back over the link and
+#: none is lost by chance. Nobody pauses: an engine with nothing to do hides what neighbours cost
 OBSERVED: dict[str, Any] = {
     **{
         name: ACCELERATOR[name]
         for name in (
-            *("model", "block_tokens", "max_context_tokens", "think_cap_seconds", "chunk_tokens"),
+            *("model", "block_tokens", "max_context_tokens", "chunk_tokens"),
             *("max_num_batched_tokens", "block_size", "num_kv_blocks", "state_checkpoint_tokens"),
             *("num_state_checkpoints", "warm_up"),
         )
     },
     "duration_seconds": 10.0,
+    "think_cap_seconds": 0.0,
     "concurrency": [16],
-    "pool_gib": [10.0],
+    "pool_gib": [6.0],
     "copy_bytes": 256 * 2**20,
     "matmul_size": 8192,
-    "race_trials": 200,
+    "race_trials": 80,
 }
 VIRTUAL: dict[str, Any] = {"concurrency": [4], "pool_gib": [0.002], "race": False}
 QUICK: dict[str, Any] = {"duration_seconds": 1.0, "no_offload": False, "repeats": 1}
@@ -78,9 +90,13 @@ QUICK_ACCELERATOR: dict[str, Any] = {
     "neighbours": [Neighbour.COPY.value],
     "race": False,
 }
-#: start of the race's process and its trials; start and end of a local cluster
-_RACE_SECONDS = 12.0
+#: start of the race's process, and a trial of each of its arms
+_RACE_START_SECONDS = 9.0
+_RACE_TRIAL_SECONDS = 0.055
+#: start and end of a local cluster
 _CLUSTER_SECONDS = 5.0
+#: how long it may take until all of its workers are there
+_WORKERS_SECONDS = 60.0
 #: start of neighbours beside that of the engine, and their end
 _NEIGHBOUR_SECONDS = 2.0
 
@@ -191,8 +207,7 @@ class ColocationSweep(ThroughputSweep):
         with ready.keep:
             observer.warm_up(points)
             for point in points:
-                planned = _estimate(own, point)
-                if not budget.allows(planned):
+                if not budget.allows(planned := _estimate(own, point)):
                     not_run[point.point_id] = "no time was left"
                     continue
                 began = time.monotonic()
@@ -266,9 +281,9 @@ class _Observer:
         processors = self._nodes[point.node]
         if point.neighbour is Neighbour.SWEEP:
             return self._sweep(point, engine)
+        variables = self._places[0][1]
         if point.engine is None:
             settings = race_settings(self._settings, point.repeat)
-            variables = self._places[0][1]
             seen = observe(
                 lambda: run_race(settings, variables), neighbours, self._bandwidths(), processors
             )
@@ -285,9 +300,8 @@ class _Observer:
             ]
             rows = neighbour_rows(point, neighbours, seen.neighbours)
             return {"race": race, "neighbours": rows, "bandwidth": _samples(point, seen.samples)}
-        variables = self._places[0][1]
         job = {**self._queue.job(engine), "environment": dict(variables)}
-        job["log"] = None if job["log"] is None else f"{job['log']}.{point.order}"
+        job["log"] = _log(job, str(point.order))
         ended = observe_engine(
             job, neighbours, self._bandwidths(), processors=processors, command=self._process
         )
@@ -301,31 +315,52 @@ class _Observer:
     def _sweep(
         self, point: ColocationPoint, engine: ThroughputPoint
     ) -> dict[str, Sequence[BaseModel]]:
-        """The same point on every GPU, as a sweep over several GPUs runs it."""
+        """The same point on every GPU, as a sweep over several GPUs runs it; all begin at once."""
         sweep = secrets.token_hex(4)
-        one = self._queue.job(engine)
-        jobs = iter(
-            {**one, "log": None, "key": f"{point.point_id}/{number}"}
-            for number in range(1 + point.count)
-        )
-        shown = [variables for _, variables in self._places[: 1 + point.count]]
+        one, count = self._queue.job(engine), 1 + point.count
+        shown = [variables for _, variables in self._places[:count]]
         bandwidths = self._bandwidths()
         ends = []
-        with local_cluster(shown) as client, bandwidths:
-            for _, end in run_jobs(client, lambda: next(jobs, None), sweep, self._process):
-                if isinstance(end, Lost):
-                    raise DeviceError(f"an engine of the sweep was lost: {end.reason}")
-                ends.append(end)
+        with (
+            tempfile.TemporaryDirectory(prefix="atom-colocation-") as folder,
+            StartTogether(Path(folder), count) as together,
+        ):
+            jobs = iter(
+                {
+                    **one,
+                    **together.signs(number),
+                    "log": _log(one, f"{point.order}-{number}"),
+                    "key": f"{point.point_id}/{number}",
+                }
+                for number in range(count)
+            )
+            try:
+                with local_cluster(shown) as client, bandwidths:
+                    client.wait_for_workers(count, timeout=_WORKERS_SECONDS)
+                    for _, end in run_jobs(client, lambda: next(jobs, None), sweep, self._process):
+                        # nobody waits for one that did not start
+                        together.let_go()
+                        if isinstance(end, Lost):
+                            raise DeviceError(f"an engine of the sweep was lost: {end.reason}")
+                        ends.append(end)
+            except (OSError, TimeoutError) as error:
+                if began_with_ctrl_c(error):
+                    raise
+                raise DeviceError(f"Dask: {type(error).__name__}: {error}"[:300]) from None
         if len({end["worker"] for end in ends}) < len(ends):
             raise DeviceError("a worker took two of the engines, one after the other")
-        beside = {
-            **_beside(self._settings, point, None),
-            "neighbours_at_end": point.count,
-        }
         # workers are named by the place of their GPU
         ends.sort(key=lambda end: int(end["worker"]))
-        rows = [self._row(point, engine, end, beside, number) for number, end in enumerate(ends)]
-        return {"points": rows, "bandwidth": _samples(point, tuple(bandwidths.samples))}
+        served = [end["told"].get("outcome") == Outcome.OK for end in ends]
+        rows = []
+        for number, end in enumerate(ends):
+            lasted = {"neighbours_at_end": sum(served) - served[number]}
+            beside = {**_beside(self._settings, point, None), **lasted}
+            rows.append(self._row(point, engine, end, beside, number))
+        start = (together.moment or bandwidths.began) - bandwidths.began
+        exposed = max(row.exposure_seconds or 0.0 for row in rows)
+        samples = between(bandwidths.samples, start, start + exposed)
+        return {"points": rows, "bandwidth": _samples(point, samples)}
 
     def _row(
         self,
@@ -347,6 +382,11 @@ class _Observer:
     def _bandwidths(self) -> Bandwidths:
         settings = self._settings
         return Bandwidths(self._kind, _nvml_names(settings), settings.sample_seconds)
+
+
+def _log(job: Mapping[str, Any], name: str) -> str | None:
+    """Log of one of the processes that run a job."""
+    return None if job["log"] is None else f"{job['log']}.{name}"
 
 
 def _beside(
@@ -399,7 +439,8 @@ def _processors(settings: ThroughputSettings) -> tuple[frozenset[int], frozenset
 
 def _estimate(settings: ColocationSettings, point: ColocationPoint) -> float:
     if point.engine is None:
-        return _RACE_SECONDS + (_NEIGHBOUR_SECONDS if point.count else 0.0)
+        race = _RACE_START_SECONDS + _RACE_TRIAL_SECONDS * settings.race_trials
+        return race + (_NEIGHBOUR_SECONDS if point.count else 0.0)
     seconds = estimate_seconds(settings, point.engine)
     if point.neighbour is Neighbour.SWEEP:
         return seconds + _CLUSTER_SECONDS

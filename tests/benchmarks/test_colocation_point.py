@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import psutil
 import pytest
 from fake_point import COMMAND
 
+from atom.benchmarks import colocation_point
 from atom.benchmarks.colocation_bandwidth import HOST, TO_DEVICE, Bandwidths, why_none
 from atom.benchmarks.colocation_neighbour import COMMAND as WORKING
 from atom.benchmarks.colocation_neighbour import Work
@@ -32,6 +34,7 @@ from atom.benchmarks.colocation_settings import (
     Neighbour,
     build_colocation,
 )
+from atom.benchmarks.throughput_process import end_all
 from atom.config import CopyProtocol
 from atom.device import Device
 from atom.device.interface import DeviceKind
@@ -140,6 +143,23 @@ def test_an_interrupt_leaves_nobody_behind() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         observe(interrupted, [neighbour(""), neighbour("")], bandwidths())
+    assert not processes()
+
+
+def test_neither_an_impatient_user_nor_a_slow_death_leaves_a_neighbour_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = [subprocess.TimeoutExpired("neighbour", 10), KeyboardInterrupt(), KeyboardInterrupt()]
+
+    def interrupted(name: str) -> None:
+        if faults:
+            raise faults.pop(0)
+        end_all(name)
+
+    monkeypatch.setattr(colocation_point, "end_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        observe(lambda: None, [neighbour("")], bandwidths())
+    assert not faults
     assert not processes()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,8 +136,8 @@ def test_the_plan_follows_from_the_gpus() -> None:
     assert len(SWEEP.plan(four)) == 2 * (2 * (1 + 2 * 3 + 1) + (1 + 2 * 3))
     quick = SWEEP.parse({"device": "accelerator", "gpus": [0, 1]}, quick=True)
     assert [point.record_id for point in SWEEP.plan(quick)] == [
-        "hold/c16/10GiB/copy x1/any/0",
-        "hold/c16/10GiB/alone/any/0",
+        "hold/c16/6GiB/copy x1/any/0",
+        "hold/c16/6GiB/alone/any/0",
     ]
 
 
@@ -147,16 +149,51 @@ def test_points_of_a_sweep_at_once_are_a_row_a_gpu(
     def jobs_at_once(client: None, next_job: Any, sweep: str, command: Any) -> Iterator[Any]:
         jobs = [next_job(), next_job()]
         assert next_job() is None
-        assert len({job["key"] for job in jobs}) == 2
-        # they come as they end
-        for number, job in reversed(list(enumerate(jobs))):
-            yield job, {**run_point(job, command), "worker": str(number)}
+        assert len({job["key"] for job in jobs}) == len({job["log"] for job in jobs}) == 2
+        with ThreadPoolExecutor(2) as pool:
+            # the second is late, and they come as they end
+            late = pool.submit(run_point, {**jobs[1], "does": "slow 0.5"}, command)
+            first = run_point(jobs[0], command)
+            yield jobs[1], {**late.result(), "worker": "1"}
+        # neither began before the other was there
+        assert first["wall_seconds"] > 0.5
+        yield jobs[0], {**first, "worker": "0"}
 
+    client = SimpleNamespace(wait_for_workers=lambda count, timeout: None)
     monkeypatch.setattr(colocation_runs, "run_jobs", jobs_at_once)
-    monkeypatch.setattr(colocation_runs, "local_cluster", lambda shown: nullcontext())
+    monkeypatch.setattr(colocation_runs, "local_cluster", lambda shown: nullcontext(client))
     words = [*WORDS, "-p", "model", "ok", "--gpus", "0,1", "--only", "sweep*"]
     assert main([*words, "--out", str(tmp_path)]) == 0
-    points = load_run(folders(tmp_path)[0]).tables["points"]
+    run = load_run(folders(tmp_path)[0])
+    points = run.tables["points"]
     assert list(points["observed"]) == [0, 1]
     assert set(points["worker"]) == {"0", "1"}
-    assert set(points["neighbours"]) == {1}
+    assert (points["neighbours"] == 1).all()
+    assert (points["neighbours_at_end"] == 1).all()
+    # from the load on, and not from the start of the processes
+    assert (run.tables["bandwidth"]["second"] <= points["exposure_seconds"].max()).all()
+
+
+def test_a_sweep_at_once_of_which_one_does_not_start_is_no_hang_and_counts_for_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_dies(client: None, next_job: Any, sweep: str, command: Any) -> Iterator[Any]:
+        jobs = [next_job(), next_job()]
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(run_point, jobs[0], command)
+            yield jobs[1], {**run_point({**jobs[1], "does": "die first"}, command), "worker": "1"}
+            yield jobs[0], {**whole.result(), "worker": "0"}
+
+    client = SimpleNamespace(wait_for_workers=lambda count, timeout: None)
+    monkeypatch.setattr(colocation_runs, "run_jobs", one_dies)
+    monkeypatch.setattr(colocation_runs, "local_cluster", lambda shown: nullcontext(client))
+    words = [*WORDS, "-p", "model", "ok", "--gpus", "0,1", "--only", "sweep*"]
+    assert main([*words, "--out", str(tmp_path)]) == 1
+    assert "0 of 1 neighbours lasted" in capsys.readouterr().err
+
+    def closed(*_: Any) -> Iterator[Any]:
+        raise OSError("the scheduler is gone")
+
+    monkeypatch.setattr(colocation_runs, "run_jobs", closed)
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    assert "Dask: OSError: the scheduler is gone" in capsys.readouterr().err
