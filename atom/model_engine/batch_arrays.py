@@ -153,19 +153,32 @@ class BlockTables:
     """Block tables of decode rows, and what of them the device has already.
 
     Args:
-        max_rows: rows of the table.
-        max_blocks: its columns.
+        values: where to keep them: int32 ``[max_rows, max_blocks]``.
 
     Attributes:
-        values: int32 ``[max_rows, max_blocks]``; -1 where a row has no block.
+        values: the same; -1 where a row has no block.
     """
 
-    def __init__(self, max_rows: int, max_blocks: int) -> None:
-        self.values = np.full((max_rows, max_blocks), -1, dtype=np.int32)
+    def __init__(self, values: IntArray) -> None:
+        self.values = values
+        values.fill(-1)
         self._known: list[tuple[int, int, int]] = []
+        self._unsent = 0
 
     def update(self, batch: ScheduledBatch) -> int:
-        """Take in a batch's tables. Returns how many leading rows to send; 0 if none changed."""
+        """Take in a batch's tables. Returns how many leading rows the device lacks; 0 if none.
+
+        It lacks them until :meth:`sent` is called: a step may be prepared and never launched.
+        """
+        self._unsent = max(self._unsent, self._take_in(batch))
+        return self._unsent
+
+    def sent(self) -> None:
+        """The device gets all that :meth:`update` said, in front of whatever is queued next."""
+        self._unsent = 0
+
+    def _take_in(self, batch: ScheduledBatch) -> int:
+        """Returns how many leading rows to send for this batch."""
         wanted = [
             (row.seq.request_id, row.seq.generation, len(row.seq.block_table)) for row in batch.rows
         ]

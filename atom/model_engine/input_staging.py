@@ -71,6 +71,7 @@ class InputStaging:
     def open(self, target: Tensor) -> StagedInput:
         """Take a slot for a contiguous device tensor, to be filled and then given to :meth:`queue`.
 
+        A slot that is not wanted any more goes to :meth:`take_back`.
         What is known early is filled in early: behind a wait little is left to do.
         """
         # the slot keeps the views of a layout
@@ -78,6 +79,11 @@ class InputStaging:
         slot = self._ring.acquire(layout.host_bytes)
         source = slot.data(layout)
         return StagedInput(target, source, source.numpy(), slot)
+
+    def take_back(self, staged: StagedInput) -> None:
+        """Give up what :meth:`open` gave: nothing of it is sent."""
+        # the slot was free when it was handed out, and no work was queued with it since
+        self._ring.release(staged.slot, landed=True)
 
     def queue(self, staged: StagedInput) -> None:
         """Queue the copy of what :meth:`open` gave, on the default stream."""

@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atom.device.interface import Device, DeviceKind, Stream
@@ -68,17 +70,19 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A decode step whose inputs are queued but for the metadata, and that filled but for counts.
+    """A decode step whose inputs are filled in but for contexts and counts.
 
     Attributes:
         rows: whose it is.
-        metadata: theirs.
+        inputs: theirs, not queued yet.
+        metadata: int32 ``[4, M]`` among those.
         padded: rows with padding.
         greedy: whether no request draws its tokens.
     """
 
     rows: list[ScheduledRow]
-    metadata: StagedInput
+    inputs: StagedInput
+    metadata: NDArray[np.int32]
     padded: int
     greedy: bool
 
@@ -132,7 +136,10 @@ class ModelRunner:
         self._statuses: deque[_Sent] = deque()
         self._outputs: deque[_Sent] = deque()
         self._prepared: _Prepared | None = None
-        self._tables = BlockTables(settings.max_num_seqs, self.buffers.max_blocks)
+        # what a slot is filled from, and what the device has of it but for contexts and counts
+        host = torch.zeros(self.buffers.layout.nbytes, dtype=torch.uint8)
+        self._host_bytes, self._host = host.numpy(), self.buffers.layout.arrays(host)
+        self._tables = BlockTables(self._host.block_tables)
         self.ell_ring: EllRing | None = None
         self._ell: EllResolver | None = None
         if settings.dspark:
@@ -188,7 +195,10 @@ class ModelRunner:
         )
         self.kernels.forward(shape, metadata, block_tables, input_ids, batch.produces_output)
         if batch.produces_output:
-            greedy = self._send_sampling(batch)
+            greedy = self._fill_sampling(batch)
+            if not greedy:
+                part = self.buffers.layout.sampling
+                self._staging.send(self.buffers.inputs[part], self._host_bytes[part])
             self._sample_and_send(batch, shape, metadata, greedy=greedy, forced=False)
         if settings.draft_tokens:
             next_ids = device.empty(prompt.next_ids.shape, torch.int64)
@@ -207,22 +217,23 @@ class ModelRunner:
     def _prepare_decode(
         self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None
     ) -> _Prepared:
-        buffers, settings = self.buffers, self.settings
-        metadata = metadata_array(batch, settings.max_num_seqs)
-        if not sends_status(batch, settings):
+        buffers, host, most = self.buffers, self._host, self.settings.max_num_seqs
+        host.metadata[:] = metadata_array(batch, most)
+        if not sends_status(batch, self.settings):
             # the kernels' guard reports with the status; without one the host checks what it sends
-            check_groups(metadata, batch, self.plan.num_groups)
-        self._send_block_tables(batch)
+            check_groups(host.metadata, batch, self.plan.num_groups)
         if forced_bonus is not None:
-            self._staging.send(
-                buffers.forced_bonus, padded_counts(forced_bonus, settings.max_num_seqs)
-            )
-        greedy = self._send_sampling(batch)
-        # a step that was prepared and not launched has left its slot
-        left = self._prepared
-        staged = self._staging.open(buffers.metadata) if left is None else left.metadata
-        staged.values[:] = metadata
-        return _Prepared(batch.rows, staged, self._padded(len(batch.rows)), greedy)
+            host.forced_bonus[:] = padded_counts(forced_bonus, most)
+        greedy = self._fill_sampling(batch)
+        size = buffers.layout.bytes_with(self._table_rows(batch))
+        left, self._prepared = self._prepared, None
+        if left is not None:
+            # a step that was prepared and not launched
+            self._staging.take_back(left.inputs)
+        staged = self._staging.open(buffers.inputs[:size])
+        staged.values[:] = self._host_bytes[:size]
+        metadata = buffers.layout.metadata(staged.values)
+        return _Prepared(batch.rows, staged, metadata, self._padded(len(batch.rows)), greedy)
 
     def _launch_decode(self, batch: ScheduledBatch, forced_bonus: Sequence[int] | None) -> None:
         """A batch of decode rows, over inputs that live as long as the runner."""
@@ -231,8 +242,9 @@ class ModelRunner:
         if prepared is None or prepared.rows is not batch.rows:
             prepared = self._prepare_decode(batch, forced_bonus)
         self._prepared = None
-        fill_confirmed(prepared.metadata.values, batch.rows)
-        self._staging.queue(prepared.metadata)
+        fill_confirmed(prepared.metadata, batch.rows)
+        self._staging.queue(prepared.inputs)
+        self._tables.sent()
         padded, greedy = prepared.padded, prepared.greedy
         shape = self.kernels.decode_shape(padded)
         graphs = self._graphs.get(padded)
@@ -252,22 +264,21 @@ class ModelRunner:
     def _padded(self, rows: int) -> int:
         return next(size for size in self.graph_sizes if size >= rows)
 
-    def _send_block_tables(self, batch: ScheduledBatch) -> None:
+    def _table_rows(self, batch: ScheduledBatch) -> int:
+        """Leading rows of block tables that go with the step's inputs; large ones go ahead."""
         count = self._tables.update(batch)
-        if count:
-            self._staging.send(self.buffers.block_tables[:count], self._tables.values[:count])
+        if self.buffers.layout.travels_along(count):
+            return count
+        self._staging.send(self.buffers.block_tables[:count], self._tables.values[:count])
+        return 0
 
-    def _send_sampling(self, batch: ScheduledBatch) -> bool:
-        """Send how each request draws its tokens, unless none does. Returns whether none does."""
+    def _fill_sampling(self, batch: ScheduledBatch) -> bool:
+        """Note how each request draws its tokens, unless none does. Returns whether none does."""
         if all_greedy(batch):
             return True
-        numbers, top_k, seeds = sampling_arrays(
-            batch, self.settings.max_num_seqs, self.settings.seed
-        )
-        buffers = self.buffers
-        self._staging.send(buffers.temperature_top_p, numbers)
-        self._staging.send(buffers.top_k, top_k)
-        self._staging.send(buffers.seeds, seeds)
+        host, settings = self._host, self.settings
+        numbers, top_k, seeds = sampling_arrays(batch, settings.max_num_seqs, settings.seed)
+        host.temperature_top_p[:], host.top_k[:], host.seeds[:] = numbers, top_k, seeds
         return False
 
     # -- to the host

@@ -15,6 +15,7 @@ from torch import Tensor
 from atom.device.interface import Device
 from atom.model_engine.engine_settings import EngineSettings, scheduler_config
 from atom.model_engine.memory_plan import MemoryPlan
+from atom.model_engine.step_inputs import InputLayout
 from atom.model_engine.step_kernels import FILL
 from atom.model_ops.guard import RECORD_WORDS
 from atom.models.caches import ModelCaches
@@ -38,14 +39,16 @@ class StepBuffers:
         dtype: of KV, conv states, hidden states and logits.
 
     Attributes:
-        metadata: int32 ``[4, M]``, inputs of decode steps.
-        block_tables: int32 ``[M, max_blocks]``, of decode steps.
-        token_table: int64 ``[groups + 1, 1 + k]``: last token and drafts of each state group; the
-            last row takes what padding rows write.
+        layout: of the inputs.
+        inputs: uint8, all that the host sends for a decode step. Views of it are the next six.
+        metadata: int32 ``[4, M]``.
+        block_tables: int32 ``[M, max_blocks]``.
         forced_bonus: int32 ``[M]``.
-        temperature_top_p: float32 ``[2, M]``.
+        temperature_top_p: float32 ``[2, M]``; this and the next two of any step that samples.
         top_k: int32 ``[M]``.
         seeds: int64 ``[M]``.
+        token_table: int64 ``[groups + 1, 1 + k]``: last token and drafts of each state group; the
+            last row takes what padding rows write.
         logits: ``[M * (1 + k), vocabulary]``.
         hidden: ``[tokens, H]``.
         num_bonus: int32 ``[M]``.
@@ -75,14 +78,14 @@ class StepBuffers:
         most, query, drafts = settings.max_num_seqs, settings.query_tokens, settings.draft_tokens
         rows = most * query
         tokens = max(settings.max_num_batched_tokens, rows)
-        self.max_blocks = scheduler_config(settings).max_blocks_per_seq(settings.block_size)
-        self.metadata = self._zeros((4, most), torch.int32)
-        self.block_tables = self._zeros((most, self.max_blocks), torch.int32)
+        max_blocks = scheduler_config(settings).max_blocks_per_seq(settings.block_size)
+        self.layout = InputLayout(most, max_blocks)
+        self.inputs = self._zeros((self.layout.nbytes,), torch.uint8)
+        parts = self.layout.tensors(self.inputs)
+        self.metadata, self.block_tables = parts.metadata, parts.block_tables
+        self.forced_bonus, self.seeds = parts.forced_bonus, parts.seeds
+        self.temperature_top_p, self.top_k = parts.temperature_top_p, parts.top_k
         self.token_table = self._zeros((plan.num_groups + 1, query), torch.int64)
-        self.forced_bonus = self._zeros((most,), torch.int32)
-        self.temperature_top_p = self._zeros((2, most), torch.float32)
-        self.top_k = self._zeros((most,), torch.int32)
-        self.seeds = self._zeros((most,), torch.int64)
         self.logits = self._zeros((rows, config.vocab_size), dtype)
         self.hidden = self._zeros((tokens, config.hidden_size), dtype)
         self.num_bonus = self._zeros((most,), torch.int32)

@@ -42,6 +42,8 @@ def test_the_other_protocols_differ_where_they_should(
     )
     assert (hold.streams_told, told.streams_told) == (0, 3 * STEPS)
     assert blocking.host_waits == hold.host_waits + 3 * STEPS
+    # status, tokens and drafts to the host, and one copy to the device
+    assert hold.copies == 4 * STEPS
     assert written.copies == hold.copies - 3 * STEPS
     assert written.blocks == 0 < hold.blocks
 

@@ -51,10 +51,11 @@ def full_table(requests: list[Sequence]) -> np.ndarray:
 
 
 #: what happens between two decode steps: a request comes, grows, ends, or is put back and comes
-#: again with other blocks
+#: again with other blocks; a step is prepared and left after one has grown
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["come", "grow", "end", "put back", "swap", "nothing"]), st.integers(0, 99)
+        st.sampled_from(["come", "grow", "end", "put back", "swap", "leave", "nothing"]),
+        st.integers(0, 99),
     ),
     max_size=40,
 )
@@ -79,7 +80,7 @@ class _Life:
             self.numbers += 1
         elif not self.running:
             return
-        elif action == "grow" and len(self.running[place].block_table) < BLOCKS:
+        elif action in ("grow", "leave") and len(self.running[place].block_table) < BLOCKS:
             self.running[place].block_table.append(self.block())
         elif action == "end":
             self.running.pop(place)
@@ -91,15 +92,25 @@ class _Life:
             self.running.append(self.running.pop(place))
 
 
+def new_tables(kind: type[BlockTables] = BlockTables) -> BlockTables:
+    return kind(np.empty((ROWS, BLOCKS), dtype=np.int32))
+
+
 def device_tables_follow(tables: BlockTables, actions: list[tuple[str, int]]) -> bool:
-    """Whether the device's copy, fed only with what ``update`` says, is always the full table."""
+    """Whether the device's copy, fed only with what ``update`` says, is always the full table.
+
+    A step may be left: then the device gets nothing, and the next step owes it all.
+    """
     life, on_device = _Life(), np.full((ROWS, BLOCKS), -99, dtype=np.int32)
     for action, pick in actions:
         life.act(action, pick)
         if not life.running:
             continue
         count = tables.update(decode_batch(life.running))
+        if action == "leave":
+            continue
         on_device[:count] = tables.values[:count]
+        tables.sent()
         expected = full_table(life.running)
         if not np.array_equal(on_device[: len(life.running)], expected):
             return False
@@ -109,7 +120,7 @@ def device_tables_follow(tables: BlockTables, actions: list[tuple[str, int]]) ->
 @settings(max_examples=300)
 @given(ACTIONS)
 def test_the_incremental_tables_are_the_full_ones(actions: list[tuple[str, int]]) -> None:
-    assert device_tables_follow(BlockTables(ROWS, BLOCKS), actions)
+    assert device_tables_follow(new_tables(), actions)
 
 
 class _ForgetsGenerations(BlockTables):
@@ -137,24 +148,36 @@ class _LeavesOldBlocks(BlockTables):
         return super().update(batch)
 
 
+class _ForgetsWhatWasLeft(BlockTables):
+    """Wrong on purpose: takes a step that was prepared for one that was launched."""
+
+    def update(self, batch: ScheduledBatch) -> int:
+        self._unsent = 0
+        return super().update(batch)
+
+
 @pytest.mark.parametrize(
     ("broken", "actions"),
     [
         (_ForgetsGenerations, [("come", 2), ("put back", 2)]),
         (_LeavesOldBlocks, [("come", 2), ("come", 2), ("end", 0)]),
+        (_ForgetsWhatWasLeft, [("come", 2), ("leave", 0), ("nothing", 0)]),
     ],
 )
 def test_the_law_tells_a_wrong_table(
     broken: type[BlockTables], actions: list[tuple[str, int]]
 ) -> None:
-    assert device_tables_follow(BlockTables(ROWS, BLOCKS), actions)
-    assert not device_tables_follow(broken(ROWS, BLOCKS), actions)
+    assert device_tables_follow(new_tables(), actions)
+    assert not device_tables_follow(new_tables(broken), actions)
 
 
 def test_nothing_is_sent_for_what_the_device_has() -> None:
-    tables = BlockTables(ROWS, BLOCKS)
+    tables = new_tables()
     one, two = request(1, [7]), request(2, [8, 9])
     assert tables.update(decode_batch([one, two])) == 2
+    # of a smaller batch too: they have not gone
+    assert tables.update(decode_batch([one])) == 2
+    tables.sent()
     assert tables.update(decode_batch([one, two])) == 0
     # leading rows alone: they stand there already
     assert tables.update(decode_batch([one])) == 0
@@ -166,9 +189,10 @@ def test_nothing_is_sent_for_what_the_device_has() -> None:
 
 def test_a_prefill_between_does_not_disturb_them() -> None:
     """Prefill tables are fresh blocks: the decode tables stay what they were."""
-    tables = BlockTables(ROWS, BLOCKS)
+    tables = new_tables()
     one = request(1, [7])
     tables.update(decode_batch([one]))
+    tables.sent()
     row = ScheduledRow(request(2, [4, 5], prompt=20), 20, 0, True)
     made = PrefillArrays.make(ScheduledBatch(BatchKind.PREFILL, 2, [row]))
     assert made.block_tables.tolist() == [[4, 5]]

@@ -129,6 +129,23 @@ def test_an_opened_slot_is_nobody_elses_and_arrives_as_it_was_filled() -> None:
     assert staging._ring.busy == 0
 
 
+def test_an_opened_slot_that_is_taken_back_is_free_at_once_and_sends_nothing() -> None:
+    device = VirtualDevice("MI355X", mode="schedule")
+    staging = InputStaging(device)
+    target = device.empty((WORDS,), torch.int32)
+    left = staging.open(target)
+    left.values[:] = 1
+    staging.take_back(left)
+    assert device.ready() == []
+    staging.send(target, np.full(WORDS, 2, dtype=np.int32))
+    assert (len(staging._ring), staging._ring.busy) == (1, 0)
+    # now its copy is under way: nobody gets it
+    staging.take_back(staging.open(target))
+    assert len(staging._ring) == 2
+    with pytest.raises(ValueError, match="released twice"):
+        staging.take_back(left)
+
+
 def test_values_of_another_type_are_refused() -> None:
     device = VirtualDevice("MI355X")
     with pytest.raises(TypeError):

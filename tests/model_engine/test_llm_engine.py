@@ -169,11 +169,13 @@ def test_a_step_is_prepared_in_front_of_the_wait_for_the_status() -> None:
     engine.add_request(PROMPTS[0][:5], GREEDY)
     while engine.counters.decode_steps < 2:
         engine.step()
-    for name in ("prepare", "receive_status", "launch", "_send_block_tables", "_send_sampling"):
+    for name in ("prepare", "receive_status", "launch", "_fill_sampling", "_table_rows"):
         noted(name)
+    queue = runner._staging.queue
+    runner._staging.queue = lambda staged: (calls.append("queue"), queue(staged))
     engine.step()
-    early = ["prepare", "_send_block_tables", "_send_sampling"]
-    assert calls == [*early, "receive_status", "launch"]
+    early = ["prepare", "_fill_sampling", "_table_rows"]
+    assert calls == [*early, "receive_status", "launch", "queue"]
 
 
 def test_requests_end_when_they_should() -> None:
