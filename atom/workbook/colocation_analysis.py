@@ -14,8 +14,8 @@ from atom.benchmarks.colocation_rows import EXPERIMENT
 from atom.benchmarks.colocation_settings import MemoryNode, Neighbour, condition_text
 from atom.config import CopyProtocol
 from atom.evidence import Evidence
+from atom.workbook.colocation_race import race_table, race_trials, widened_arms
 from atom.workbook.records import Run, existing, load_runs
-from atom.workbook.statistics import clustered_interval
 from atom.workbook.throughput_analysis import NOTHING, Row, is_ok, mean_of, rows_of
 from atom.workbook.throughput_points import Ratio, Spread, pooled_spread
 from atom.workbook.throughput_results import unexpected as unexpected_points
@@ -24,9 +24,13 @@ ALONE = Neighbour.NONE.value
 #: points of a sweep may run side by side where each is within so much of alone
 TOLERANCE = 0.01
 THROUGHPUT = "effective_total_throughput"
+#: prompt and output tokens a second of steps, from the first request on: no pause and no edge of a
+#: window is in it, so that it repeats better than throughput does
+STEP_RATE = "tokens_per_step_second"
 #: what is divided by its value alone, in words
 METRICS = {
     THROUGHPUT: "throughput",
+    STEP_RATE: "tokens a second of steps",
     "decode_step_p50_ms": "decode step, p50",
     "prefill_step_p50_ms": "prefill step, p50",
     "ttft_mean_seconds": "time to first token",
@@ -59,11 +63,24 @@ class Cost:
 
 
 def observed_rows(runs: Iterable[Run]) -> list[Row]:
-    """Rows of observed engines, with ``condition`` beside their columns."""
+    """Rows of observed engines, with ``condition`` and their step rate beside their columns."""
     return [
-        {**row, "condition": condition_text(row["neighbour"], row["neighbours"])}
+        {
+            **row,
+            "condition": condition_text(row["neighbour"], row["neighbours"]),
+            STEP_RATE: step_rate(row),
+        }
         for row in rows_of(runs)
     ]
+
+
+def step_rate(row: Row) -> float | None:
+    """Prompt and output tokens a second of steps; ``None`` where they were not counted."""
+    seconds = [row["decode_seconds"], row["prefill_seconds"]]
+    tokens = [row["lookup_tokens"], row["generated_tokens"]]
+    if None in seconds + tokens or not sum(seconds):
+        return None
+    return float(sum(tokens) / sum(seconds))
 
 
 def is_undisturbed(row: Row) -> bool:
@@ -82,11 +99,15 @@ def _groups(rows: Sequence[Row], metric: str) -> dict[tuple[str, str, str], list
     return found
 
 
-def spread_of(rows: Sequence[Row], metric: str = THROUGHPUT) -> Spread | None:
-    """Spread of the repeats of one condition, over all conditions; ``None`` without repeats."""
-    groups = _groups(rows, metric)
-    repeated = [values for values in groups.values() if len(values) > 1]
-    return pooled_spread(repeated, f"the repeats of {len(repeated)} conditions")
+def _spreads(groups: dict[tuple[str, str, str], list[float]]) -> dict[str, Spread | None]:
+    """Spread of each subject's repeats, over its conditions: one may repeat worse than another."""
+    repeated: dict[str, list[list[float]]] = {}
+    for (subject, _, _), values in groups.items():
+        repeated.setdefault(subject, []).extend([values] if len(values) > 1 else [])
+    return {
+        subject: pooled_spread(own, f"the repeats of {len(own)} conditions of the same engine")
+        for subject, own in repeated.items()
+    }
 
 
 def costs(rows: Sequence[Row], metric: str = THROUGHPUT) -> list[Cost]:
@@ -96,17 +117,20 @@ def costs(rows: Sequence[Row], metric: str = THROUGHPUT) -> list[Cost]:
         rows: of one run.
         metric: column.
     """
-    groups, spread = _groups(rows, metric), spread_of(rows, metric)
+    groups = _groups(rows, metric)
+    spreads = _spreads(groups)
     near, far = MemoryNode.NEAR.value, MemoryNode.FAR.value
     found = []
     for (subject, node, condition), values in sorted(groups.items()):
         base = groups.get((subject, node, ALONE))
         if condition != ALONE and base:
-            found.append(_cost(subject, condition, ALONE, node, values, base, spread))
+            found.append(_cost(subject, condition, ALONE, node, values, base, spreads[subject]))
     for (subject, node, condition), values in sorted(groups.items()):
         base = groups.get((subject, near, condition))
         if node == far and base:
-            found.append(_cost(subject, condition, "the near node", node, values, base, spread))
+            found.append(
+                _cost(subject, condition, "the near node", node, values, base, spreads[subject])
+            )
     return found
 
 
@@ -130,8 +154,11 @@ def _cost(
 
 def ends_text(rows: Sequence[Row]) -> str:
     """What the ends of the ratios of throughput are."""
-    spread = spread_of(rows)
-    return UNREPEATED if spread is None else spread.kind
+    spreads = _spreads(_groups(rows, THROUGHPUT))
+    kinds = {name: one.kind if one else UNREPEATED for name, one in spreads.items()}
+    if len(set(kinds.values())) > 1:
+        return "; ".join(f"{name}: {kind}" for name, kind in kinds.items())
+    return next(iter(kinds.values()), UNREPEATED)
 
 
 def _ratio_text(one: Cost) -> str:
@@ -178,15 +205,17 @@ def side_by_side(one: Cost) -> str:
 def side_by_side_table(rows: Sequence[Row]) -> pd.DataFrame:
     """A row a subject and figure that was run on all GPUs at once: may its sweep run so?
 
-    Only throughput decides; the ends of the other figures say where it comes from.
+    Throughput decides. The step rate beside it may tell where throughput repeats too badly.
     """
     lines = []
+    steps = {(one.subject, one.condition): one for one in costs(rows, STEP_RATE)}
     for one in costs(rows):
         if not one.condition.startswith(Neighbour.SWEEP):
             continue
         own = [row for row in rows if row["subject"] == one.subject and is_undisturbed(row)]
         alone = mean_of(row[THROUGHPUT] for row in own if row["condition"] == ALONE)
         every = [row[THROUGHPUT] / alone for row in own if row["condition"] == one.condition]
+        step = steps.get((one.subject, one.condition))
         lines.append(
             {
                 "points of": one.subject,
@@ -194,6 +223,8 @@ def side_by_side_table(rows: Sequence[Row]) -> pd.DataFrame:
                 "throughput over alone": _ratio_text(one),
                 "on every GPU": f"{min(every):.3f} to {max(every):.3f}",
                 "may run side by side": side_by_side(one),
+                "tokens a second of steps": NOTHING if step is None else _ratio_text(step),
+                "by that": NOTHING if step is None else side_by_side(step),
             }
         )
     return pd.DataFrame(lines)
@@ -202,55 +233,6 @@ def side_by_side_table(rows: Sequence[Row]) -> pd.DataFrame:
 def own_gpus(one: Cost) -> int:
     """GPUs that a ``sweep`` condition takes."""
     return 1 + int(one.condition.rpartition("x")[2])
-
-
-# -- the race beside neighbours
-
-
-def race_trials(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[tuple[int, int]]]:
-    """Stale trials and trials, a pair a process, by arm, memory node and condition."""
-    found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
-    for run in runs:
-        for row in run.tables["race"].to_dict("records"):
-            if row["neighbours_at_end"] == row["neighbours"]:
-                condition = condition_text(row["neighbour"], row["neighbours"])
-                stale = int(row["trials"]) - int(row["clean"])
-                key = (str(row["arm"]), str(row["memory_node"]), condition)
-                found.setdefault(key, []).append((stale, int(row["trials"])))
-    return found
-
-
-def race_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row an arm: stale trials under each condition, with 95% intervals over its processes."""
-    lines = []
-    # alone stands first
-    for (arm, node, condition), pairs in sorted(race_trials(runs).items()):
-        stales, trials = ([pair[place] for pair in pairs] for place in (0, 1))
-        low, high, _ = clustered_interval(stales, trials)
-        lines.append(
-            {
-                "arm": arm,
-                "beside it": condition,
-                "node": node,
-                "stale": f"{sum(stales):,} of {sum(trials):,}",
-                "rate": f"{sum(stales) / sum(trials):.1%} [{low:.1%}, {high:.1%}]",
-                "processes": len(pairs),
-            }
-        )
-    return pd.DataFrame(lines)
-
-
-def widened_arms(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Arms whose rate beside neighbours lies above the one alone, intervals apart."""
-    ends = {}
-    for key, pairs in race_trials(runs).items():
-        stales, trials = ([pair[place] for pair in pairs] for place in (0, 1))
-        ends[key] = clustered_interval(stales, trials)
-    return [
-        (arm, condition)
-        for (arm, node, condition), (low, _, _) in sorted(ends.items())
-        if (alone := ends.get((arm, node, ALONE))) is not None and low > alone[1]
-    ]
 
 
 # -- who was beside it, and what they took

@@ -9,8 +9,8 @@ from atom.workbook.colocation_analysis import (
     METRICS,
     is_undisturbed,
     observed_rows,
-    race_trials,
 )
+from atom.workbook.colocation_race import race_trials
 from atom.workbook.compare_model import TimeRatio
 from atom.workbook.records import Run
 

@@ -14,6 +14,7 @@ from atom.benchmarks.colocation_settings import (
 from atom.evidence import Evidence
 from atom.workbook import (
     colocation_analysis,
+    colocation_race,
     compare_colocation,
     figures,
     figures_colocation,
@@ -58,6 +59,39 @@ def test_whether_a_sweep_may_run_at_once_is_said_or_left_open(
     assert all(text.startswith(expected) for text in table["may run side by side"])
 
 
+def test_what_an_engine_without_a_pool_scatters_does_not_widen_the_others_interval(
+    run: Run,
+) -> None:
+    rows = colocation_analysis.observed_rows([run])
+    scattered = [
+        {**row, "effective_total_throughput": row["effective_total_throughput"] * factor}
+        if row["subject"].endswith("no-pool")
+        else row
+        for row in rows
+        for factor in (1 + 0.2 * row["repeat"],)
+    ]
+    widths = {
+        one.subject: one.ratio[2] / one.ratio[1] for one in colocation_analysis.costs(scattered)
+    }
+    assert widths["hold/c32/4GiB"] < 1.01
+    assert widths["hold/c32/no-pool"] > 1.2
+    once = [row for row in rows if row["subject"].endswith("4GiB") or not row["repeat"]]
+    found = {one.subject: one.is_interval for one in colocation_analysis.costs(once)}
+    assert found == {"hold/c32/4GiB": True, "hold/c32/no-pool": False}
+    assert f"no-pool: {colocation_analysis.UNREPEATED}" in colocation_analysis.ends_text(once)
+
+
+def test_the_step_rate_may_tell_where_throughput_leaves_it_open(tmp_path: Path) -> None:
+    rows = colocation_analysis.observed_rows([record(tmp_path, 0.05, race=False)])
+    counted = [{**row, "tokens_per_step_second": 1e5 * (1 + 1e-4 * row["repeat"])} for row in rows]
+    table = colocation_analysis.side_by_side_table(counted)
+    assert all(text.startswith("open") for text in table["may run side by side"])
+    assert set(table["by that"]) == {"yes"}
+    steps = {"decode_seconds": 1.5, "prefill_seconds": 0.5, "lookup_tokens": 90}
+    assert colocation_analysis.step_rate({**steps, "generated_tokens": 10}) == 50
+    assert colocation_analysis.step_rate({**steps, "generated_tokens": None}) is None
+
+
 def test_one_round_gives_ratios_without_an_interval_and_decides_nothing(tmp_path: Path) -> None:
     rows = colocation_analysis.observed_rows([record(tmp_path, repeats=1, race=False)])
     assert colocation_analysis.ends_text(rows) == colocation_analysis.UNREPEATED
@@ -88,11 +122,11 @@ def test_the_far_node_is_compared_with_the_near_one(run: Run) -> None:
 
 
 def test_a_window_that_neighbours_widen_is_named_and_no_other(run: Run) -> None:
-    assert colocation_analysis.widened_arms([run]) == [
+    assert colocation_race.widened_arms([run]) == [
         ("main/unpatched/nothing/engine", "copy x1"),
         ("main/unpatched/nothing/engine", "copy x3"),
     ]
-    table = colocation_analysis.race_table([run])
+    table = colocation_race.race_table([run])
     shown = table[(table["beside it"] == "copy x1") & (table["arm"].str.contains("nothing"))]
     assert list(shown["stale"]) == ["90 of 120"]
 
