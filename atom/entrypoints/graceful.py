@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from types import FrameType
 import uvicorn
 
 from atom.entrypoints.api import Server
+from atom.entrypoints.terminal import tell
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: seconds for final chunks to reach their clients
@@ -100,7 +100,7 @@ class GracefulServer(uvicorn.Server):
             f": {left} requests in flight may take {self._shutdown_seconds:g} s more; a second "
             "signal ends them now"
         )
-        print(f"shutting down{more if left else ''}", file=sys.stderr, flush=True)
+        tell(f"shutting down{more if left else ''}")
         self._loop.call_later(self._shutdown_seconds, self._cut)
 
     def _cut(self) -> None:

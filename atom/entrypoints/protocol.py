@@ -103,7 +103,8 @@ class _Body(BaseModel):
         """Only the first is told, so only it is kept."""
         if not isinstance(values, dict):
             return values
-        unknown = iter([name for name in values if name not in cls.model_fields])
+        known = cls.model_fields
+        unknown = iter([name for name in values if name not in known])
         next(unknown, None)
         for name in unknown:
             del values[name]
@@ -321,7 +322,8 @@ def _take_out_unsupported(kind: type[GenerationRequest], values: dict[str, Any])
     if not ends_early and type(least) is int and least >= 0:
         # nothing could end the answer before its last token, so it has its least
         del values["min_tokens"]
-    for name in [name for name in values if name not in kind.model_fields]:
+    known = kind.model_fields
+    for name in [name for name in values if name not in known]:
         if name in _IGNORED:
             del values[name]
         elif name in _UNSUPPORTED:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atom.entrypoints.terminal import say, tell
 from atom.errors import BadInput
 from atom.models.config_checks import refuse_unrunnable
 from atom.options import add_setting
@@ -316,14 +317,13 @@ def _serve(
         if settings.forced_acceptance_length is not None:
             _warn("acceptance is forced: outputs are not the model's")
         line = ready_line(f"{address}/v1", name, loaded.device_name, settings, options.json)
-        print(line, flush=True)
+        say(line)
 
     # the engine's thread and the event loop share one interpreter: hand over more often
     sys.setswitchinterval(0.0005)
     web = GracefulServer(server, options.shutdown_seconds, ready)
     web.run(sockets=[listener])
     if web.force_exit:
-        sys.stdout.flush()
         # the engine's thread may be in a step still
         os._exit(130)
     return 0
@@ -362,4 +362,4 @@ def _url(listener: socket.socket) -> str:
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    tell(f"warning: {text}")

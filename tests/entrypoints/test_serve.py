@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -210,3 +211,25 @@ def test_ready_is_a_line_for_people_or_for_scripts() -> None:
     assert (said["url"], said["model"], said["device"]) == (url, "tiny", "a device")
     assert said["settings"]["draft_tokens"] == 2
     assert command_line.build_parser().parse_args([*_TINY, "--json"]).json
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_server_whose_output_nobody_reads_says_so_and_goes_on(both: bool) -> None:
+    code = (
+        "from atom.entrypoints.terminal import say, tell\nsay('ready'); say('again'); tell('later')"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        errors = writer if both else subprocess.PIPE
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=writer,
+            stderr=errors,
+            cwd=Path(__file__).parents[2],
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == 0
+    if not both:
+        assert done.stderr.splitlines()[1:] == [b"ready", b"later"]
