@@ -123,8 +123,8 @@ class Settings(BaseModel):
         value = fault["input"]
         if fault["type"] in ("tuple_type", "list_type"):
             return (
-                f"{shown}: expected a list, got {value!r} (papermill's -p passes plain values; "
-                f"pass a list with -y '{name}: [a, b]' or a -f FILE.yaml)"
+                f"{shown}: expected a list, such as [a, b], got {value!r} (papermill's own -p "
+                f"passes plain values alone: give it -y '{name}: [a, b]' or a -f FILE.yaml)"
             )
         if not path:
             return fault["msg"].removeprefix("Value error, ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +23,7 @@ from atom.benchmarks.throughput_settings import Special, ThroughputSettings, bui
 from atom.config import DeviceChoice
 from atom.device import Device
 from atom.device.interface import DeviceKind
+from atom.device.profiles import find_profile
 from atom.errors import BadInput
 from atom.kv_transfer.lmcache_backend import import_lmcache
 from atom.model_engine.engine_builder import PRESET
@@ -180,17 +182,34 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
             return cast(Device, Elsewhere(server_properties()))
         return super().open(settings)
 
+    def refuse_missing(self, settings: ThroughputSettings) -> None:
+        """See :class:`PointSweep`. Damaged traces and what no machine has are refused here; what
+        this one lacks is named, since a plan may be for another."""
+        read_sessions(settings)
+        if self.is_here(settings) and not settings.serves:
+            self.refuse_no_model(settings.model)
+            if settings.device is DeviceChoice.VIRTUAL:
+                find_profile(settings.device_profile)
+        try:
+            self.refuse_lacking(settings)
+        except BadInput as error:
+            print(f"the sweep would be refused: {error}", file=sys.stderr)
+
+    def refuse_lacking(self, settings: ThroughputSettings) -> None:
+        """Raise ``BadInput`` where this machine lacks a library that the settings need."""
+        if Special.BACKENDS in settings.special and self.is_here(settings):
+            import_lmcache()
+        if self.needs_dask(settings) or settings.scheduler is not None:
+            refuse_no_dask()
+        environments(settings)
+
     def prepare(self, settings: ThroughputSettings, device: Device) -> Ready:
         """See :class:`PointSweep`."""
         if settings.serves:
             refuse_no_server(settings)
-        elif settings.scheduler is None:
+        elif self.is_here(settings):
             self.refuse_no_model(settings.model)
-        if Special.BACKENDS in settings.special:
-            import_lmcache()
-        if self.needs_dask(settings):
-            refuse_no_dask()
-        environments(settings)
+        self.refuse_lacking(settings)
         ready = Ready(read_sessions(settings), settings.model)
         name = settings.model.removeprefix(PRESET)
         here = settings.scheduler is None and device.properties.kind is not DeviceKind.VIRTUAL

@@ -47,7 +47,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, same_commit: None) -> None:
     """Points end at once."""
     monkeypatch.setattr(ThroughputSweep, "process", COMMAND)
     monkeypatch.setattr(ThroughputSweep, "refuse_no_model", lambda self, name: None)
-    monkeypatch.setattr(ThroughputSweep, "refuse_missing", lambda self, settings: None)
 
 
 def settings(does: str = "ok", **values: Any) -> ThroughputSettings:
@@ -105,6 +104,36 @@ def test_a_stale_status_under_hold_is_unexpected(
     assert main([*command, "-p", "model", "ok", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["outcome"] for row in rows} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--traces", "TRACES"], "one.json: not readable as JSON"),
+        (["-p", "device_profile", "none"], "no device profile 'none'; known: MI355X, H200"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_sweep_would(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.json").write_text("{")
+    given = [str(tmp_path) if word == "TRACES" else word for word in words]
+    assert main(["sweep", "throughput", "--device", "virtual", "--dry-run", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_names_what_this_machine_lacks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise BadInput("LMCache cannot be imported")
+
+    monkeypatch.setattr("atom.workbook.throughput_runs.import_lmcache", missing)
+    words = ["sweep", "throughput", "--device", "virtual", "--dry-run", "-p", "sessions", "2"]
+    assert main([*words, "-p", "special", "[backends]"]) == 0
+    printed = capsys.readouterr()
+    assert "the sweep would be refused: LMCache cannot be imported" in printed.err
+    assert "hold, lmcache/c4/0.002GiB/0" in printed.out
 
 
 def test_what_no_time_was_left_for_is_named_and_runs_later(
