@@ -57,7 +57,7 @@ _ENGINE_OPTIONS = (
     ("--protocol", str, "NAME", "what protects the sources of host-bound copies: hold (default), "
      "record_stream, blocking, zero_copy, or unpatched, which has the fault"),
     ("--guard", str, "MODE", "what the state kernels do about a bad count or slot: report "
-     "(default), trap, none"),
+     "(default), none, or trap, which ends the process and needs TRITON_DEBUG=1 on a GPU"),
     ("--max-num-seqs", int, "N", "requests that run at once"),
     ("--max-num-batched-tokens", int, "N", "token budget of a prefill step"),
     ("--max-model-len", int, "N", "longest request, prompt and output together (default: the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from atom.model_engine.model_runner import ModelRunner
 from atom.model_engine.scheduler import Scheduler
 from atom.model_engine.step_buffers import StepBuffers
 from atom.model_engine.tiered_blocks import TieredBlockManager
+from atom.model_ops.guard import caution
 from atom.models.presets import EMBEDDING_SCALES, preset, random_checkpoint
 from atom.models.qwen3_next import Qwen3NextForCausalLM
 from atom.models.qwen3_next_mtp import Qwen3NextMTP
@@ -107,6 +109,10 @@ def build_engine(
             "none: set draft_tokens to 0"
         )
     check_offload(settings, device)
+    simulated = device.properties.kind is DeviceKind.VIRTUAL
+    debug = os.environ.get("TRITON_DEBUG")
+    if said := caution(settings.guard, simulated=simulated, triton_debug=debug):
+        _LOGGER.warning("%s", said)
     limits = scheduler_config(settings, config.eos_token_ids)
     plan = make_plan(target, mtp, settings, device)
     _LOGGER.info("%s", plan.describe())

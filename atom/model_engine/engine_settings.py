@@ -32,7 +32,7 @@ class EngineSettings(Settings):
     """Whether host-bound payloads carry the step that made them; a wrong one raises."""
 
     guard: GuardMode = GuardMode.REPORT
-    """What the state kernels do about a count or slot that is out of range."""
+    """What the state kernels do about a count or slot out of range; trap needs TRITON_DEBUG=1."""
 
     status_check: StatusCheck = StatusCheck.RAISE
     """What the host does about a status that no step can have."""

@@ -219,6 +219,24 @@ def passes(
     return False
 
 
+def caution(guard: GuardMode, *, simulated: bool, triton_debug: str | None) -> str | None:
+    """What a user of a guard has to know before the first request, or ``None``.
+
+    Args:
+        guard: the guard.
+        simulated: whether the references run, which need no Triton.
+        triton_debug: value of the environment's ``TRITON_DEBUG``.
+    """
+    if guard is not GuardMode.TRAP or simulated:
+        return None
+    if (triton_debug or "0").lower() in ("1", "true", "on", "yes", "y"):
+        return "guard 'trap' ends the whole process at the first bad row, with all its requests"
+    return (
+        "guard 'trap' checks nothing here: Triton compiles its assert in under TRITON_DEBUG=1 "
+        "alone. Set that before the start, or take guard 'report'"
+    )
+
+
 _pools: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("mapped_pools", default=())
 
 

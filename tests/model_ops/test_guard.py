@@ -17,6 +17,7 @@ from atom.model_ops.guard import (
     GuardError,
     GuardFault,
     IllegalAccess,
+    caution,
     mapped_pool,
     new_record,
     parse_record,
@@ -33,6 +34,23 @@ ROW: dict[str, Any] = {
     "count_code": GuardCode.CONV_COUNT,
     "slot_code": GuardCode.CONV_SLOT,
 }
+
+
+@pytest.mark.parametrize(
+    ("guard", "simulated", "debug", "word"),
+    [
+        (GuardMode.TRAP, False, None, "checks nothing here"),
+        (GuardMode.TRAP, False, "0", "checks nothing here"),
+        (GuardMode.TRAP, False, "1", "ends the whole process"),
+        (GuardMode.TRAP, True, None, None),
+        (GuardMode.REPORT, False, None, None),
+    ],
+)
+def test_a_trap_says_where_it_is_none(
+    guard: GuardMode, simulated: bool, debug: str | None, word: str | None
+) -> None:
+    said = caution(guard, simulated=simulated, triton_debug=debug)
+    assert said is None if word is None else said is not None and word in said
 
 
 def test_an_empty_record_is_no_fault() -> None:
