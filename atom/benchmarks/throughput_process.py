@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import hashlib
 import json
 import os
 import resource
@@ -38,6 +39,7 @@ _GATE_SECONDS = 0.01
 START = "start"
 LOAD = "load"
 _TAIL_BYTES = 20_000
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: which of them names the one GPU of a point
 _GPU_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 #: takes what a point's process knows, by name
@@ -64,7 +66,8 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
     Returns:
         ``told``: what the process told, by name, ``wall_seconds``, ``exit_code``, ``timed_out``:
         the part of its life that outlasted its limit (``start`` or ``load``) or ``None``,
-        ``last_words``: the last line that it wrote, ``gpu``: the GPU that it was shown.
+        ``last_words``: the last line that it wrote, ``gpu``: the GPU that it was shown,
+        ``host``: see :func:`host_digits`.
     """
     # a kernel that one point has tuned is tuned for those after it
     environment = {"TRITON_CACHE_AUTOTUNING": "1", **os.environ, **job.get("environment", {})}
@@ -108,7 +111,20 @@ def run_point(job: dict[str, Any], command: Sequence[str] = COMMAND) -> dict[str
             "gpu": next(
                 (environment[name] for name in _GPU_VARIABLES if name in environment), None
             ),
+            "host": host_digits(),
         }
+
+
+def host_digits() -> str | None:
+    """Eight digits that tell this host, since its boot, from others; ``None`` if it has no such.
+
+    Of a hash of what is drawn anew at each boot: nobody can tell from them which host it was.
+    """
+    try:
+        drawn = _BOOT_ID.read_bytes().strip()
+    except OSError:
+        return None
+    return hashlib.sha256(drawn).hexdigest()[:8]
 
 
 def prepare_for_end() -> None:

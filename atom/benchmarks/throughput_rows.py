@@ -199,9 +199,9 @@ class ThroughputRow(BaseModel):
     limit_seconds: float | None = Field(None, gt=0, json_schema_extra=ADDED_LATER)
     """Time limit of the load, from the first request. Blank in records of before, whose limit began
     with the process and cut some loads short."""
-    sitting: str | None = Field(None, json_schema_extra=ADDED_LATER)
-    """Names the stretch of the run in which the point ran: a run that was resumed has several,
-    maybe on hosts of other speeds. Blank in records of before."""
+    host: str | None = Field(None, pattern=r"^[0-9a-f]{8}$", json_schema_extra=ADDED_LATER)
+    """Tells the hosts of a run apart that was resumed elsewhere or ran on a cluster: digits of a
+    hash that is another after each boot. Blank in records of before, and where it is not known."""
 
 
 class ThroughputRequestRow(BaseModel):

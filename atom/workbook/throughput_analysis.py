@@ -52,8 +52,8 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
 
     Each has three columns more: ``run_id``; ``protection``, the copy protocol, with its nets where
     they are not all there; and ``drafts``, whether and how it drafts. ``sitting`` names what was
-    run together: hosts of one machine's kind differ more in speed than repeats do, so that times
-    are compared within it alone.
+    run together, a run on one host: hosts of one kind of machine differ more in speed than repeats
+    do, so that times are compared within it alone.
     """
     found = []
     for run in runs:
@@ -67,8 +67,8 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
 
 def _sitting(run: Run, row: Row) -> str:
     tail = run.provenance.run_id.rsplit("-", 1)[-1]
-    if row.get("sitting") is not None:
-        return f"{tail}/{row['sitting'][:4]}"
+    if row.get("host") is not None:
+        return f"{tail}, host {row['host'][:4]}"
     # a record of before says which points were left when it first ended
     stopped = run.provenance.facts.get("stopped_early", {}).get("not_run", {})
     return f"{tail}, resumed" if row["point_id"] in stopped else tail
@@ -232,7 +232,7 @@ def sitting_sentences(rows: Sequence[Row]) -> list[str]:
         text = f"the same setting differs by a factor of {min(apart):.2f} to {max(apart):.2f}"
         text += f" between them ({len(apart)} such)"
     return [
-        f"points of {len(sizes)} sittings, whose hosts may differ in speed ({counts}); {text}. "
+        f"points of {len(sizes)} sittings, a run on one host each ({counts}); {text}. "
         "Throughputs and latencies are compared within a sitting alone."
     ]
 

@@ -53,11 +53,7 @@ _OWN = (
 
 
 def tables_of(
-    settings: ThroughputSettings,
-    point: ThroughputPoint,
-    end: Mapping[str, Any],
-    limit: float,
-    sitting: str | None = None,
+    settings: ThroughputSettings, point: ThroughputPoint, end: Mapping[str, Any], limit: float
 ) -> dict[str, Sequence[BaseModel]]:
     """Rows of a point by table.
 
@@ -66,7 +62,6 @@ def tables_of(
         point: which.
         end: of ``throughput_process.run_point``.
         limit: seconds that its load was given.
-        sitting: names the stretch of the run that it belongs to.
     """
     told = dict(end["told"])
     requests = told.pop("requests_table", [])
@@ -102,7 +97,7 @@ def tables_of(
             "exit_code": end["exit_code"],
             "wall_seconds": round(end["wall_seconds"], 3),
             "limit_seconds": limit,
-            "sitting": sitting,
+            "host": end.get("host"),
             "cold_start": told.get("cold_start", "process"),
             "gpu_index": _gpu(end.get("gpu")),
             "worker": end.get("worker", ""),

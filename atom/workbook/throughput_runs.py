@@ -264,8 +264,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
                     lost[point.point_id] = end.reason
                     continue
                 queue.took(point, end["wall_seconds"])
-                limit = job["limit_seconds"]
-                yield point.point_id, tables_of(settings, point, end, limit, queue.sweep)
+                yield point.point_id, tables_of(settings, point, end, job["limit_seconds"])
         reasons = dict.fromkeys(queue.left, "no time was left") | lost
         if reasons:
             raise SweepOver(reasons)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from fake_point import COMMAND
 
-from atom.benchmarks.throughput_process import end_all, exit_text, run_point
+from atom.benchmarks.throughput_process import end_all, exit_text, host_digits, run_point
 
 
 def job(does: str, limit: float = 30.0, **more: Any) -> dict[str, Any]:
@@ -32,6 +32,9 @@ def test_what_it_told_comes_back_with_its_end(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "one.log"
     end = run_point(job("die 4", log=str(log)), COMMAND)
     assert (end["exit_code"], end["last_words"]) == (4, "the last words")
+    # the same for all points of a host, and nothing that names it
+    assert end["host"] == host_digits()
+    assert end["host"] is None or len(end["host"]) == 8
     assert log.read_text() == "the last words\n"
 
 

@@ -394,7 +394,7 @@ def test_what_a_resumed_run_measured_later_stands_apart(tmp_path: Path, recorded
     run = made_up.record(tmp_path, _REST, facts=facts)
     if recorded:
         points = run.tables["points"]
-        points["sitting"] = ["b" if name == late else "a" for name in points["point_id"]]
+        points["host"] = ["b" * 8 if name == late else "a" * 8 for name in points["point_id"]]
     rows = rows_of([run])
     assert {one["sitting"] for one in rows if one["point_id"] != late}.isdisjoint(
         one["sitting"] for one in rows if one["point_id"] == late
