@@ -139,8 +139,9 @@ def forward(
     meta = _metadata(reads, inputs, rows, tokens, max_query_len, max_context_len, is_prefill)
     caches = _caches(pools, model.recurrent_states)
     with torch.no_grad(), mapped_pool(*pools):
-        hidden = model.target(input_ids, meta, caches, guard=model.guard, record=record)
-        hidden_out[:tokens] = hidden
+        hidden = model.target(
+            *(input_ids, meta, caches), guard=model.guard, record=record, out=hidden_out[:tokens]
+        )
         if wants_logits:
             if is_prefill:
                 hidden = hidden[(meta.query_start_loc[1:] - 1).long()]

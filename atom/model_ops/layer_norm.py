@@ -33,7 +33,13 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, *, offset: float =
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 1.0,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Add a layer's output to the residual stream and normalise the sum.
 
@@ -45,6 +51,7 @@ def add_rms_norm(
         weight: ``[H]``.
         eps: added to the mean square.
         offset: added to the weight.
+        out: contiguous ``[T, H]`` for the normalised sum; ``None`` makes one.
 
     Returns:
         The normalised sum and the sum, both ``[T, H]`` in the dtype of ``x``, contiguous.
@@ -52,16 +59,23 @@ def add_rms_norm(
     if x.is_cuda:
         from atom.model_ops import layer_norm_triton
 
-        return layer_norm_triton.add_rms_norm(x, residual, weight, eps, offset=offset)
-    return add_rms_norm_reference(x, residual, weight, eps, offset=offset)
+        return layer_norm_triton.add_rms_norm(x, residual, weight, eps, offset=offset, out=out)
+    return add_rms_norm_reference(x, residual, weight, eps, offset=offset, out=out)
 
 
 def add_rms_norm_reference(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 1.0,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`add_rms_norm` in plain torch."""
     total = x + residual
-    return rms_norm_reference(total, weight, eps, offset=offset), total
+    normed = rms_norm_reference(total, weight, eps, offset=offset)
+    return normed if out is None else out.copy_(normed), total
 
 
 def embed_norm_join(

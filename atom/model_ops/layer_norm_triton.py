@@ -50,11 +50,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0) -> T
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 1.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 1.0,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`atom.model_ops.layer_norm.add_rms_norm` on a GPU."""
-    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
-    total = torch.empty_like(normed)
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    normed = torch.empty_like(total) if out is None else out
     _launch(x, residual, weight, normed, total, eps, offset, add=True)
     return normed, total
 

@@ -107,6 +107,7 @@ class Qwen3NextForCausalLM(nn.Module):
         *,
         guard: GuardMode,
         record: Tensor,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Run a step's tokens through all layers.
 
@@ -116,6 +117,7 @@ class Qwen3NextForCausalLM(nn.Module):
             caches: changed in place.
             guard: what the state kernels do about a bad count or slot (decode only).
             record: int32 ``[8]``, their record.
+            out: contiguous ``[T, H]`` for what is returned; ``None`` makes one.
 
         Returns:
             ``[T, H]`` behind the final norm: what the output projection takes, and what the MTP
@@ -148,7 +150,7 @@ class Qwen3NextForCausalLM(nn.Module):
                 )
             output, residual = layer.leave(mixed, residual)
         assert residual is not None
-        return add_rms_norm(output, residual, self.norm, self.config.rms_norm_eps)[0]
+        return add_rms_norm(output, residual, self.norm, self.config.rms_norm_eps, out=out)[0]
 
     def project(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[N, H]`` behind the final norm to logits ``[N, vocabulary]`` in the model's dtype."""

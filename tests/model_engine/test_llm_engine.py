@@ -157,25 +157,40 @@ def test_a_step_is_prepared_in_front_of_the_wait_for_the_status() -> None:
     engine, calls = make_engine(), []
     runner: Any = engine.runner
 
-    def noted(name: str) -> None:
-        call = getattr(runner, name)
+    def noted(name: str, owner: Any = runner) -> None:
+        call = getattr(owner, name)
 
         def note(*arguments: Any) -> Any:
             calls.append(name)
             return call(*arguments)
 
-        setattr(runner, name, note)
+        setattr(owner, name, note)
 
     engine.add_request(PROMPTS[0][:5], GREEDY)
     while engine.counters.decode_steps < 2:
         engine.step()
     for name in ("prepare", "receive_status", "launch", "_fill_sampling", "_table_rows"):
         noted(name)
-    queue = runner._staging.queue
-    runner._staging.queue = lambda staged: (calls.append("queue"), queue(staged))
+    noted("queue", runner._staging)
     engine.step()
     early = ["prepare", "_fill_sampling", "_table_rows"]
     assert calls == [*early, "receive_status", "launch", "queue"]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_states_that_drafts_are_made_of_are_those_of_the_logits(drafts: int) -> None:
+    engine: Any = make_engine(draft_tokens=drafts)
+    engine.add_request(PROMPTS[0], GREEDY)
+    while engine.counters.decode_steps < 2:
+        engine.step()
+    device, buffers = engine.runner.device, engine.runner.buffers
+    device.synchronize()
+    found = []
+    for source in (buffers.hidden[: 1 + drafts], buffers.logits[: 1 + drafts]):
+        found.append(device.pinned(source.shape, source.dtype))
+        device.copy(found[-1], source)
+    device.synchronize()
+    torch.testing.assert_close(tiny_model().model.project(found[0]), found[1])
 
 
 def test_requests_end_when_they_should() -> None:

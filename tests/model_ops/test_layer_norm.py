@@ -50,6 +50,9 @@ def test_the_sum_is_rounded_before_its_norm(dtype: torch.dtype) -> None:
     normed, total = add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(total, x + residual)
     assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+    out = torch.full_like(x, 7)
+    assert add_rms_norm(x, residual, weight, 1e-6, out=out)[0] is out
+    assert torch.equal(out, normed)
 
 
 def test_joined_norms_are_those_of_each_part() -> None:
@@ -83,3 +86,9 @@ class TestOnHardware:
         expected, expected_total = add_rms_norm_reference(x, residual, weight, 1e-6)
         assert torch.equal(total, expected_total)
         torch.testing.assert_close(found, expected)
+        # rows of a longer buffer, and none behind them
+        out = torch.full((11, width), 7, device="cuda", dtype=dtype)
+        written, total = add_rms_norm(x, residual, weight, 1e-6, out=out[:9])
+        assert torch.equal(total, expected_total)
+        assert torch.equal(out, torch.cat((found, out.new_full((2, width), 7))))
+        assert written.data_ptr() == out.data_ptr()

@@ -114,7 +114,10 @@ def check_norms() -> None:
                 found = layer_norm_triton.rms_norm(x, weight, 1e-6, offset=offset)
                 expected = layer_norm.rms_norm_reference(x, weight, 1e-6, offset=offset)
                 torch.testing.assert_close(found, expected)
-            both = layer_norm_triton.add_rms_norm(x, residual, weight, 1e-6)
+            out = torch.full((6, width), 7).to(dtype)
+            both = layer_norm_triton.add_rms_norm(x, residual, weight, 1e-6, out=out[:5])
+            assert torch.equal(out[:5], both[0])
+            assert out[5].eq(7).all()
             expected_both = layer_norm.add_rms_norm_reference(x, residual, weight, 1e-6)
             torch.testing.assert_close(both, expected_both)
 
