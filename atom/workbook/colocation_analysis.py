@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,15 +64,28 @@ class Cost:
 
 
 def observed_rows(runs: Iterable[Run]) -> list[Row]:
-    """Rows of observed engines, with ``condition`` and their step rate beside their columns."""
+    """Rows of observed engines, with ``condition`` and their step rate beside their columns.
+
+    Of a run that went on on another host, those of the host with most of them: hosts differ more
+    than neighbours cost.
+    """
     return [
         {
             **row,
             "condition": condition_text(row["neighbour"], row["neighbours"]),
             STEP_RATE: step_rate(row),
         }
-        for row in rows_of(runs)
+        for run in runs
+        for row in _of_one_host(run)[0]
     ]
+
+
+def _of_one_host(run: Run) -> tuple[list[Row], int]:
+    """Rows of the host that has most of them, and how many are of others."""
+    rows = rows_of([run])
+    sizes = Counter(row["sitting"] for row in rows)
+    kept = [row for row in rows if row["sitting"] == max(sizes, key=lambda one: sizes[one])]
+    return kept, len(rows) - len(kept)
 
 
 def step_rate(row: Row) -> float | None:
@@ -365,6 +379,10 @@ def measured_runs(folders: Sequence[str]) -> tuple[list[Run], list[str]]:
             kept.append(run)
             if state != "finished":
                 problems.append(f"{run.provenance.run_id} is {state}: its points are shown")
+            if others := _of_one_host(run)[1]:
+                problems.append(
+                    f"{run.provenance.run_id}: {others} points ran on another host and are left out"
+                )
     return kept, problems
 
 

@@ -141,6 +141,20 @@ def test_a_comparison_has_its_quotients_round_by_round_and_its_stale_rates(run: 
     assert COMPARISONS["colocation"].whole(run).base == "x its own alone"
 
 
+def test_points_of_another_host_are_not_mixed_in_and_that_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = run.tables["points"].copy()
+    points["host"] = ["0" * 8 if repeat < 2 else "1" * 8 for repeat in points["repeat"]]
+    points.loc[points["repeat"] == 2, "effective_total_throughput"] *= 2
+    moved = Run(run.path, run.provenance, {**run.tables, "points": points})
+    rows = colocation_analysis.observed_rows([moved])
+    assert {row["repeat"] for row in rows} == {0, 1}
+    monkeypatch.setattr(colocation_analysis, "load_runs", lambda *_: ([moved], []))
+    _, [problem] = colocation_analysis.measured_runs([])
+    assert f"{len(points) - len(rows)} points ran on another host" in problem
+
+
 def test_what_is_unexpected_is_named(run: Run) -> None:
     assert colocation_analysis.unexpected(run) == []
     race = run.tables["race"].copy()
