@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from atom.entrypoints.answers import Answer, ChatAnswer, TextAnswer
@@ -158,6 +159,8 @@ class Server:
         self.app.add_exception_handler(ApiError, api_error)
         self.app.add_exception_handler(HTTPException, http_error)
         self.app.add_exception_handler(ClientGone, client_gone)
+        # the same in the middle of a body
+        self.app.add_exception_handler(ClientDisconnect, client_gone)
         self.app.add_exception_handler(Exception, unexpected)
 
     # -- routes

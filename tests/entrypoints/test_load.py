@@ -133,6 +133,22 @@ def test_garbage_on_the_connection(slow: Running) -> None:
         assert http.get("/health").json()["status"] == "ok"
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(
+    slow: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = slow.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=5) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+        )
+        with slow.http() as http:
+            assert http.get("/health").json()["status"] == "ok"
+    with slow.http() as http:
+        time.sleep(0.1)
+        assert 'end="error"' not in http.get("/metrics").text
+    assert not caplog.records
+
+
 def test_a_body_that_never_comes_is_408() -> None:
     with serve(limits=ServerLimits(body_seconds=0.1)) as running:
         address = running.url.removeprefix("http://").split(":")
