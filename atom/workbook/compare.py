@@ -154,7 +154,12 @@ def _find_run(name: str) -> Run:
 
 def _stopped_early(run: Run) -> str:
     """What a run left out that stopped where it was told to; its other points are whole."""
-    left_out = run.provenance.facts.get("stopped_early", {}).get("not_run", {})
+    left_out = set(run.provenance.facts.get("stopped_early", {}).get("not_run", {}))
+    # a run that was gone on with keeps what it left at first
+    for table in run.tables.values():
+        left_out -= set(table.get("point_id", ()))
+    if run.provenance.exit_state == "finished":
+        left_out.clear()
     named = f"{shown_path(run.path)} stopped as it was told to: {len(left_out)} points did not run"
     return named if left_out else ""
 

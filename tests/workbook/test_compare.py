@@ -136,6 +136,10 @@ def test_only_finished_runs_of_one_experiment(
     monkeypatch.setattr(module, "load_run", lambda path: other(path, **facts))
     notes = compare(PUBLISHED, str(one.path), ("load",)).notes
     assert "stopped as it was told to: 1 points did not run" in notes[-1]
+    # and one that was gone on with left nothing out
+    whole = {**facts, "exit_state": "finished"}
+    monkeypatch.setattr(module, "load_run", lambda path: other(path, **whole))
+    assert not any("stopped" in note for note in compare(PUBLISHED, str(one.path), ("load",)).notes)
     monkeypatch.setattr(module, "load_run", lambda path: other(path, experiment="capacity"))
     with pytest.raises(BadInput, match="runs of capacity cannot be compared"):
         compare(PUBLISHED, str(one.path))
