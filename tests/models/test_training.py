@@ -135,8 +135,8 @@ def test_the_command_leaves_a_model_that_loads(
     facts = json.loads((folder / "training.json").read_text())
     assert facts["settings"]["rows"] == 1
     assert "steps | 2" in (folder / "README.md").read_text()
-    assert train.main([*common, *options, "-p", "rows", "0"]) == 2
-    assert train.main([*common, *options, "-p", "row", "2"]) == 2
+    assert train.main([*common, "-p", "rows", "0"]) == 2
+    assert train.main([*common, "-p", "row", "2"]) == 2
     assert train.main([*common, "--seconds", "-1"]) == 2
     shown = capsys.readouterr().err
     assert "did you mean" in shown
