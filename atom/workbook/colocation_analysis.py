@@ -15,7 +15,7 @@ from atom.benchmarks.colocation_rows import EXPERIMENT
 from atom.benchmarks.colocation_settings import MemoryNode, Neighbour, condition_text
 from atom.config import CopyProtocol
 from atom.evidence import Evidence
-from atom.workbook.colocation_race import race_table, race_trials, widened_arms
+from atom.workbook.colocation_race import race_table, stale_rates, widened_arms
 from atom.workbook.records import Run, existing, load_runs
 from atom.workbook.throughput_analysis import NOTHING, Row, is_ok, mean_of, rows_of
 from atom.workbook.throughput_points import Ratio, Spread, pooled_spread
@@ -396,26 +396,33 @@ def setting_text(run: Run) -> str:
 
 
 def cost_sentences(rows: Sequence[Row]) -> list[str]:
-    """The least and the greatest ratio of throughput, by subject and what was beside it."""
-    found: dict[tuple[str, str], list[Cost]] = {}
+    """Ratios of throughput by subject and what was beside it, and those of the memory nodes."""
+    found: dict[tuple[str, str], list[str]] = {}
     for one in costs(rows):
-        if one.against == ALONE:
-            found.setdefault((one.subject, one.condition.partition(" ")[0]), []).append(one)
-    return [
-        f"{subject}, beside {kind}: throughput over alone "
-        + ", ".join(f"{_ratio_text(one)} ({one.condition})" for one in own)
-        + "."
-        for (subject, kind), own in found.items()
-    ]
+        kind = one.condition.partition(" ")[0]
+        what = f"beside {kind}: throughput over alone"
+        node = "" if one.node == MemoryNode.ANY else f", {one.node} node"
+        if one.against != ALONE:
+            what, node = "far memory node: throughput over the near one", ""
+        text = f"{_ratio_text(one)} ({one.condition}{node})"
+        found.setdefault((one.subject, what), []).append(text)
+    return [f"{subject}, {what} {', '.join(own)}." for (subject, what), own in found.items()]
 
 
 def race_sentences(runs: Sequence[Run]) -> list[str]:
-    """Which windows of the fault neighbours widen."""
-    if not race_trials(runs):
+    """Which windows of the fault neighbours widen, and which cannot be told."""
+    rates = stale_rates(runs)
+    if not rates:
         return ["the race was not run beside neighbours."]
-    wider = widened_arms(runs)
-    if not wider:
-        return ["no arm's stale rate beside neighbours lies above that alone, intervals apart."]
-    return [
-        f"{arm}: staler beside {condition} than alone, intervals apart." for arm, condition in wider
-    ]
+    found = [
+        f"{arm}: staler beside {beside} than alone, intervals apart."
+        for arm, beside in widened_arms(runs)
+    ] or ["no arm's stale rate beside neighbours lies above that alone, intervals apart."]
+    alone = {arm: own for (arm, _, condition), own in rates.items() if condition == ALONE}
+    full = [arm for arm, (stale, trials, *_) in alone.items() if stale == trials]
+    if full:
+        found.append(
+            f"{len(full)} of {len(alone)} arms are stale in every trial alone: they cannot show "
+            f"more ({', '.join(full)})."
+        )
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from atom.benchmarks.colocation_settings import Neighbour, condition_text
+from atom.benchmarks.colocation_settings import MemoryNode, Neighbour, condition_text
 from atom.workbook.records import Run
 from atom.workbook.statistics import clustered_interval
 
@@ -24,7 +24,7 @@ def race_trials(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[tuple[in
     return found
 
 
-def _stale_rates(
+def stale_rates(
     runs: Sequence[Run],
 ) -> dict[tuple[str, str, str], tuple[int, int, int, float, float]]:
     """Stale trials, trials, processes and the ends of a 95% interval; alone stands first."""
@@ -47,17 +47,17 @@ def race_table(runs: Sequence[Run]) -> pd.DataFrame:
             "rate": f"{stale / trials:.1%} [{low:.1%}, {high:.1%}]",
             "processes": processes,
         }
-        for (arm, node, condition), (stale, trials, processes, low, high) in _stale_rates(
+        for (arm, node, condition), (stale, trials, processes, low, high) in stale_rates(
             runs
         ).items()
     )
 
 
 def widened_arms(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Arms whose rate beside neighbours lies above the one alone, intervals apart."""
-    rates = _stale_rates(runs)
+    """Arms whose rate beside neighbours lies above the one alone, intervals apart: beside whom."""
+    rates = stale_rates(runs)
     return [
-        (arm, condition)
+        (arm, condition if node == MemoryNode.ANY else f"{condition} ({node} node)")
         for (arm, node, condition), (*_, low, _) in rates.items()
         if (alone := rates.get((arm, node, Neighbour.NONE.value))) is not None and low > alone[-1]
     ]

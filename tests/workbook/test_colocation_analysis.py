@@ -119,6 +119,9 @@ def test_the_far_node_is_compared_with_the_near_one(run: Run) -> None:
     far = [one for one in colocation_analysis.costs(rows) if one.against == "the near node"]
     assert {one.condition for one in far} >= {"alone", "copy x1"}
     assert all(one.ratio[0] == pytest.approx(0.8) for one in far)
+    said = " ".join(colocation_analysis.cost_sentences(rows))
+    assert "far memory node: throughput over the near one 0.800 (" in said
+    assert "(copy x1, near node)" in said
 
 
 def test_a_window_that_neighbours_widen_is_named_and_no_other(run: Run) -> None:
@@ -129,6 +132,13 @@ def test_a_window_that_neighbours_widen_is_named_and_no_other(run: Run) -> None:
     table = colocation_race.race_table([run])
     shown = table[(table["beside it"] == "copy x1") & (table["arm"].str.contains("nothing"))]
     assert list(shown["stale"]) == ["90 of 120"]
+    said = colocation_analysis.race_sentences([run])
+    # two conditions; no arm is stale in every trial alone
+    assert len(said) == 2
+    race = run.tables["race"].copy()
+    race.loc[race["arm"].str.contains("unpatched/spin"), "clean"] = 0
+    full = Run(run.path, run.provenance, {**run.tables, "race": race})
+    assert "1 of 7 arms are stale in every trial" in colocation_analysis.race_sentences([full])[-1]
 
 
 def test_a_comparison_has_its_quotients_round_by_round_and_its_stale_rates(run: Run) -> None:
