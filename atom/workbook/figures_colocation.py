@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -75,7 +74,9 @@ def bandwidth_figure(series: Mapping[str, pd.DataFrame], title: str, evidence: E
     )
     fill: Any = EVIDENCE_STYLE[evidence].fill
     for axes, name in zip(rows[:, 0], names, strict=True):
-        for (condition, own), (colour, marker) in zip(places.items(), cycle(_LINES), strict=False):
+        for number, (condition, own) in enumerate(places.items()):
+            rounds, line = divmod(number, len(_LINES))
+            colour, marker = _LINES[line]
             here = own[own["place"] == name]
             axes.plot(
                 here["second"],
@@ -83,6 +84,8 @@ def bandwidth_figure(series: Mapping[str, pd.DataFrame], title: str, evidence: E
                 color=colour,
                 marker=marker,
                 markersize=3,
+                # a colour that comes again has another line
+                ls=("-", "--", ":")[rounds % 3],
                 fillstyle=fill,
                 lw=1,
                 label=condition,
