@@ -56,7 +56,7 @@ from atom.workbook.colocation_analysis import result_text, unexpected
 from atom.workbook.point_sweep import Measured, PlannedPoint, SweepOver
 from atom.workbook.records import Run
 from atom.workbook.sweep_control import began_with_ctrl_c, this_kind
-from atom.workbook.throughput_dask import Lost, local_cluster, run_jobs
+from atom.workbook.throughput_dask import Lost, local_cluster, run_jobs, visible
 from atom.workbook.throughput_queue import Queue, TimeBudget, estimate_seconds, limit_seconds
 from atom.workbook.throughput_results import tables_of
 from atom.workbook.throughput_runs import ACCELERATOR, Ready, ThroughputSweep, environments
@@ -424,16 +424,16 @@ def _nvml_names(settings: ThroughputSettings) -> dict[int, str]:
     gpus = settings.gpus or (0,)
     found = {}
     for gpu, variables in zip(gpus, environments(settings), strict=False):
-        found[gpu] = next(iter(variables.values()), str(gpu))
+        # where none is named, it is the first of those that this process may see
+        found[gpu] = next(iter((variables or visible(0, "CUDA_VISIBLE_DEVICES")).values()))
     return found
 
 
 def _processors(settings: ThroughputSettings) -> tuple[frozenset[int], frozenset[int]]:
     """Processors near the observed engine's GPU, and those of other memory nodes."""
-    if settings.device is DeviceChoice.VIRTUAL:
-        return frozenset(), frozenset()
-    facts = look_around(this_kind(), (settings.gpus or (0,))[0]).facts
-    address = facts["pci_address"]
+    address = None
+    if settings.device is DeviceChoice.ACCELERATOR:
+        address = look_around(this_kind(), (settings.gpus or (0,))[0]).facts["pci_address"]
     return processors_apart(sysfs_address(address)) if address else (frozenset(), frozenset())
 
 

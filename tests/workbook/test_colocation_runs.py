@@ -19,6 +19,7 @@ from atom.__main__ import main
 from atom.benchmarks import colocation_point
 from atom.benchmarks.colocation_settings import ColocationSettings, Neighbour
 from atom.benchmarks.throughput_process import run_point
+from atom.device.interface import DeviceKind
 from atom.workbook import colocation_runs
 from atom.workbook.colocation_runs import SWEEP, ColocationSweep
 from atom.workbook.records import check_folder, load_run
@@ -139,6 +140,21 @@ def test_the_plan_follows_from_the_gpus() -> None:
         "hold/c16/6GiB/copy x1/any/0",
         "hold/c16/6GiB/alone/any/0",
     ]
+
+
+def test_counters_are_read_of_the_gpu_that_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[dict[int, str]] = []
+
+    def bandwidths(kind: Any, gpus: dict[int, str], period: float) -> None:
+        names.append(gpus)
+
+    monkeypatch.setattr(colocation_runs, "Bandwidths", bandwidths)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    for given in ({}, {"gpus": [0, 1]}, {"gpus": [1]}):
+        settings = SWEEP.parse({"device": "accelerator", **given}, quick=False)
+        observer = colocation_runs._Observer(settings, "", DeviceKind.CUDA, COMMAND, COMMAND)
+        observer._bandwidths()
+    assert names == [{0: "5"}, {0: "5", 1: "3"}, {1: "3"}]
 
 
 def test_points_of_a_sweep_at_once_are_a_row_a_gpu(
