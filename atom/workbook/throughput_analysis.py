@@ -14,6 +14,7 @@ import pandas as pd
 from atom.benchmarks.throughput_rows import Outcome
 from atom.evidence import Evidence
 from atom.model_engine.engine_settings import StatusCheck
+from atom.workbook.race_analysis import label_of
 from atom.workbook.records import Run
 from atom.workbook.throughput_points import (
     LoadPoint,
@@ -125,6 +126,13 @@ class LoadSet:
     def run_ids(self) -> list[str]:
         """Identities of the runs."""
         return [run.provenance.run_id for run in self.runs]
+
+
+def source_of(runs: Sequence[Run]) -> str:
+    """``NVIDIA H200, 2026-01-31, run 3fa2c1; 2026-02-01, run 80cd11``: runs of one machine."""
+    first, *others = runs
+    device = f"{first.provenance.device}, "
+    return "; ".join([label_of(first), *(label_of(run).removeprefix(device) for run in others)])
 
 
 def load_set(kind: Evidence, source: str, runs: Sequence[Run]) -> LoadSet:

@@ -31,6 +31,7 @@ from atom.workbook.throughput_analysis import (
     rows_of,
     shows_fault,
     sitting_sentences,
+    source_of,
     spread_of,
 )
 from atom.workbook.throughput_bounds import (
@@ -371,6 +372,9 @@ def test_a_slower_host_is_no_repeat_and_no_effect(tmp_path: Path, found: LoadSet
     assert both.spread.freedom == found.spread.freedom + 1
     assert both.spread.sd < 2 * found.spread.sd
     assert both.main == found.main
+    tails = [run.provenance.run_id[-6:] for run in both.runs]
+    assert all(f"run {tail}" in source_of(both.runs) for tail in tails)
+    assert source_of(both.runs).count("H200") == 1
     assert [one.throughput for one in both.points] == [one.throughput for one in found.points]
     arms = [one for one in effects(both.rows, both.kind) if one.change == "hold to zero_copy"]
     assert [one.throughput[0] for one in arms if "64" in one.where] == pytest.approx(
