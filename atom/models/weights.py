@@ -66,7 +66,8 @@ def load_model(
 
     Raises:
         BadInput: for a model with experts, before anything else of it is read; for a missing,
-            unexpected or wrongly shaped tensor, naming it; for a file that cannot be read.
+            unexpected or wrongly shaped tensor, naming it; for a file that cannot be read; for
+            weights that do not fit into the device's memory.
     """
     config = ModelConfig.from_pretrained(folder)
     with ExitStack() as stack:
@@ -77,13 +78,31 @@ def load_model(
                 f"{folder}: no tensor is named {_MTP}*: this checkpoint has no MTP layer; run it "
                 f"without speculation"
             )
-        model = Qwen3NextForCausalLM(
-            config, dtype=dtype, device=device, max_positions=max_positions
-        )
-        mtp = Qwen3NextMTP(model) if (has_mtp if with_mtp is None else with_mtp) else None
+        drafts = has_mtp if with_mtp is None else with_mtp
+
+        def make(place: torch.device | str) -> tuple[Qwen3NextForCausalLM, Qwen3NextMTP | None]:
+            model = Qwen3NextForCausalLM(
+                config, dtype=dtype, device=place, max_positions=max_positions
+            )
+            return model, Qwen3NextMTP(model) if drafts else None
+
+        # before any memory is taken: a config.json of another model may ask for any amount
+        try:
+            outline = checkpoint_parts(*make("meta"))
+        except (RuntimeError, TypeError) as error:
+            why = str(error).partition("\n")[0]
+            raise BadInput(f"{folder}: config.json has impossible sizes: {why}") from None
+        _check_names(folder, outline, _wanted(files, config, with_mtp=drafts), files)
+        try:
+            model, mtp = make(device)
+        except torch.OutOfMemoryError:
+            parameters = {id(part.parameter): part.parameter for part in outline.values()}
+            size = sum(parameter.nbytes for parameter in parameters.values())
+            raise BadInput(
+                f"{folder}: the weights take {size:,} bytes, more than {device} has free; take a "
+                "larger device, or end what else lies on it"
+            ) from None
         parts = checkpoint_parts(model, mtp)
-        wanted = _wanted(files, config, with_mtp=mtp is not None)
-        _check_names(folder, parts, wanted, files)
         try:
             for name, part in parts.items():
                 part.load(files[name].get_tensor(name))

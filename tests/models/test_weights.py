@@ -146,6 +146,37 @@ def test_missing_unexpected_and_wrong_tensors_are_named(
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "size", "said"),
+    [
+        ("vocab_size", 10**12, r"lm_head.* config\.json says \[1000000000000, 32\]"),
+        ("intermediate_size", 2**62, "impossible sizes"),
+    ],
+)
+def test_sizes_of_another_config_are_refused_before_memory_is_taken(
+    checkpoint: Path, field: str, size: int, said: str
+) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: size}))
+    with pytest.raises(BadInput, match=said):
+        load_model(checkpoint)
+
+
+def test_weights_that_the_device_has_no_room_for_are_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(weights.Qwen3NextForCausalLM):
+        def __init__(self, config: ModelConfig, *, device: torch.device | str, **more: Any) -> None:
+            if device != "meta":
+                raise torch.OutOfMemoryError("no room")
+            super().__init__(config, device=device, **more)
+
+    size = sum(tensor.nbytes for tensor in tensors_of(checkpoint).values())
+    monkeypatch.setattr(weights, "Qwen3NextForCausalLM", Full)
+    with pytest.raises(BadInput, match=f"the weights take {size:,} bytes, more than cpu has free"):
+        load_model(checkpoint)
+
+
 def test_many_faults_are_cut_short(checkpoint: Path) -> None:
     save_file({"a": torch.zeros(1)}, str(checkpoint / "model.safetensors"))
     with pytest.raises(BadInput, match=r"missing: .* more") as caught:
