@@ -71,7 +71,9 @@ class EngineFaultSettings(Settings):
     prompt_tokens: int = Field(12, ge=1, le=4096)
     """Tokens of their prompts."""
 
-    output_tokens: int = Field(24, ge=4, le=4096)
+    # a row with a stale count must be launched again: four chunks and every draft accepted end 24
+    # tokens in front of that
+    output_tokens: int = Field(48, ge=4, le=4096)
     """Tokens that each of them generates."""
 
     chunks: int = Field(4, ge=2, le=64)
