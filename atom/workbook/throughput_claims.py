@@ -250,7 +250,7 @@ def _unfixed_crash(rows: Sequence[Row]) -> dict[str, Any]:
     expected = published.events / published.hours * hours
     value = f"{died} of {len(own)} points in {60 * hours:.1f} min under load"
     detail = (
-        f"a risk of {low:.1%} to {high:.1%} an hour at a steady rate (exact 95%); published "
+        f"a risk of {_risk_text(low, high)} an hour at a steady rate (exact 95%); published "
         f"{published.events} of {published.runs} in [{published.risk[0]:.0%}, "
         f"{published.risk[1]:.0%}]; {stale:,} stale statuses"
     )
@@ -260,6 +260,12 @@ def _unfixed_crash(rows: Sequence[Row]) -> dict[str, Any]:
             "value": value,
         }
     return {"holds": died > 0, "value": value, "detail": detail}
+
+
+def _risk_text(low: float, high: float) -> str:
+    # no rate makes it certain
+    ends = [f"{end:.1%}" if end < 0.9995 else "over 99.9%" for end in (low, high)]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _fixed_survive(rows: Sequence[Row]) -> dict[str, Any]:
