@@ -22,11 +22,22 @@ from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
 from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
 
 #: channels and warps of a program of the update
-UPDATE_BLOCK, UPDATE_WARPS = 512, 2
+UPDATE_BLOCK, UPDATE_WARPS = 512, 4
 #: tokens, channels and warps of a program of the prefill
 PREFILL_TOKENS, PREFILL_BLOCK, PREFILL_WARPS = 16, 256, 4
 #: programs along the tokens of all rows of a prefill, at most
 _PREFILL_PROGRAMS = 4096
+
+
+@triton.jit
+def silu(x):
+    """``x * sigmoid(x)`` of float32, with a reciprocal root where a division takes far longer.
+
+    Where the exponential overflows the root is zero, and so is the result.
+    """
+    # exp(-x) as a power of two
+    root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
+    return x * root * root
 
 
 # one binary for all layers and pool sizes
@@ -115,7 +126,7 @@ def causal_conv1d_update_kernel(
         for tap in tl.static_range(WIDTH):
             result += weights[tap].to(tl.float32) * window[token + tap].to(tl.float32)
         if SILU:
-            result = result * tl.sigmoid(result)
+            result = silu(result)
         tl.store(outputs + token * out_stride, result, mask=inside & here)
 
 
@@ -177,7 +188,7 @@ def causal_conv1d_prefill_kernel(
             place = weight + channels * weight_channel_stride + tap * weight_tap_stride
             result += tl.load(place, mask=inside, other=0.0).to(tl.float32)[None, :] * value
         if SILU:
-            result = result * tl.sigmoid(result)
+            result = silu(result)
         place = outputs[None, :] + tokens[:, None].to(tl.int64) * out_stride
         tl.store(place, result, mask=(tokens < length)[:, None] & inside[None, :])
 

@@ -70,7 +70,7 @@ def _update(
         signature=signature,
         constexprs=constexprs,
         divisible_by_16=tuple(aligned),
-        options={"num_warps": 2, "debug": debug},
+        options={"num_warps": 4, "debug": debug},
     )
 
 

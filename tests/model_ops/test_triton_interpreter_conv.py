@@ -94,6 +94,18 @@ def check_update_in_bfloat16() -> None:
         assert torch.equal(found[1], expected[1])
 
 
+def check_sums_whose_exponential_overflows() -> None:
+    for seed in range(2):
+        batch = random_batch(seed)
+        # whole numbers, so that no sum is rounded
+        batch.x, batch.pool = (1000 * batch.x).round(), (1000 * batch.pool).round()
+        batch.weight = batch.weight.round()
+        batch.bias = None
+        found = update(batch, GuardMode.REPORT)
+        assert float(found[0].max()) > 1000
+        assert_same(found, reference_update(batch))
+
+
 def check_every_valid_count() -> None:
     for count in range(1, 5):
         for length in range(1, 5):
