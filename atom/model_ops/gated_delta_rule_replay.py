@@ -4,8 +4,8 @@
 each of a step's tokens, since any of them may turn out to be the last that stands. Here a step
 leaves its tokens in a ring (:mod:`atom.model_ops.replay_ring`) and no state. The next step reads
 the one state, applies the tokens that stood, writes the state back, and goes on over its own tokens
-in registers. That is one state read and one written, however many drafts there are. The arithmetic
-of a token is the same both times, and so is its order.
+in registers. That is one state read and one written, however many drafts there are. The reference
+does the same arithmetic for a token both times, in the same order; the kernel adds in another.
 
 A prompt chunk is :func:`~atom.model_ops.gated_delta_rule.gated_delta_rule_prefill` with the groups
 as its slots, behind :func:`~atom.model_ops.replay_ring.clear_rings`.

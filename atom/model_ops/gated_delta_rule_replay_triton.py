@@ -1,13 +1,18 @@
 """Triton kernel of the decode step that keeps one state and applies accepted tokens a step later.
 
-A program reads its tile of the state, applies the tokens of the ring, writes the tile, and goes on
-over the row's own tokens in registers. It is capturable in a graph, as the kernel is that keeps a
-state for each draft, whose arithmetic this one shares.
+A program reads its tile of the state, applies the tokens of the ring, writes the tile, and answers
+the row's own tokens from it. It is capturable in a graph, as the kernel is that keeps a state for
+each draft.
+
+No state behind an own token is ever made: what a key or a query finds there is what it finds in the
+tile as written, decayed, and its dot product with each token's key since, times what that token
+wrote. So no reduction over the tile waits for another one. Sums are those of the recurrence in
+another order, and the two ways of keeping states agree within rounding.
 """
 
 from __future__ import annotations
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 import torch
 import triton
 import triton.language as tl
@@ -17,12 +22,7 @@ from atom.config import GuardMode
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.gated_delta_rule_chunked import L2_EPS
 from atom.model_ops.gated_delta_rule_replay import check_replay
-from atom.model_ops.gated_delta_rule_triton import (
-    decayed_and_missing,
-    log_decay_of,
-    normalised,
-    packed,
-)
+from atom.model_ops.gated_delta_rule_triton import log_decay_of, packed
 from atom.model_ops.guard import GuardCode
 from atom.model_ops.guard_triton import GUARD_NUMBER, refuse_row, row_passes
 from atom.model_ops.launch_sizes import ceil_div, next_power_of_2
@@ -30,6 +30,12 @@ from atom.model_ops.replay_ring import ReplayRing
 
 #: value columns of a state tile, and warps of its program
 REPLAY_TILE = (32, 1)
+
+
+@triton.jit
+def reciprocal_length(x, L2_EPS: tl.constexpr):
+    """What brings a float32 key or query ``[K]`` to length 1."""
+    return tl.rsqrt(tl.sum(x * x, 0) + L2_EPS)
 
 
 @triton.jit(do_not_specialize=["groups", "layer", "gate_stride", "strength_stride"])
@@ -140,9 +146,13 @@ def gated_delta_rule_replay_kernel(
         next_value = tl.load(ring + at * PLACE + value_place, mask=real_columns & there, other=0.0)
         next_decay = tl.load(ring_gates + at * 2 * HEADS, mask=there, other=0.0)
         next_write = tl.load(ring_gates + at * 2 * HEADS + HEADS, mask=there, other=0.0)
-        unit = normalised(key, L2_EPS)
-        state, missing = decayed_and_missing(state, unit, value, decay, write)
-        state = state + unit[:, None] * missing[None, :]
+        # lengths go into scalars and values, which are few beside the tile
+        unit = key.to(tl.float32)
+        length = reciprocal_length(unit, L2_EPS)
+        factor = tl.exp(decay)
+        seen = tl.sum(state * unit[:, None], 0) * (factor * length)
+        missing = (value.to(tl.float32) - seen) * (write * length)
+        state = state * factor + unit[:, None] * missing[None, :]
         key = next_key
         value = next_value
         decay = next_decay
@@ -151,36 +161,62 @@ def gated_delta_rule_replay_kernel(
 
     # one program a key head keeps the keys, and one a head the gates
     keeps_key = first & (head % (HEADS // KEY_HEADS) == 0)
-    for number in range(tokens):
+    units = ()
+    lengths = ()
+    factors = ()
+    wrote = ()
+    for number in tl.static_range(MOST_TOKENS):
         token = (begin + number).to(tl.int64)
         at = ((context + number) % PLACES + PLACES) % PLACES
-        there = number + 1 < tokens
-        token_key = k + (token + 1) * k_stride + key_head * K + keys
-        next_key = tl.load(token_key, mask=real_keys & there, other=0.0)
-        token_query = q + (token + 1) * q_stride + key_head * K + keys
-        next_query = tl.load(token_query, mask=real_keys & there, other=0.0)
-        token_value = v + (token + 1) * v_stride + head * V + columns
-        next_value = tl.load(token_value, mask=real_columns & there, other=0.0)
-        next_decay = tl.load(gate + (token + 1) * gate_stride + head, mask=there, other=0.0)
-        next_write = tl.load(strength + (token + 1) * strength_stride + head, mask=there, other=0.0)
+        there = number < tokens
+        if number + 1 < MOST_TOKENS:
+            follows = number + 1 < tokens
+            token_key = k + (token + 1) * k_stride + key_head * K + keys
+            next_key = tl.load(token_key, mask=real_keys & follows, other=0.0)
+            token_query = q + (token + 1) * q_stride + key_head * K + keys
+            next_query = tl.load(token_query, mask=real_keys & follows, other=0.0)
+            token_value = v + (token + 1) * v_stride + head * V + columns
+            next_value = tl.load(token_value, mask=real_columns & follows, other=0.0)
+            token_decay = gate + (token + 1) * gate_stride + head
+            next_decay = tl.load(token_decay, mask=follows, other=0.0)
+            token_write = strength + (token + 1) * strength_stride + head
+            next_write = tl.load(token_write, mask=follows, other=0.0)
         decay = log_decay_of(own_decay.to(tl.float32), rate, bias)
         write = tl.sigmoid(own_write.to(tl.float32))
-        tl.store(ring + at * PLACE + key_place, own_key, mask=real_keys & keeps_key)
-        tl.store(ring + at * PLACE + value_place, own_value, mask=real_columns)
-        tl.store(ring_gates + at * 2 * HEADS, decay, mask=first)
-        tl.store(ring_gates + at * 2 * HEADS + HEADS, write, mask=first)
-        unit = normalised(own_key, L2_EPS)
-        query = normalised(own_query, L2_EPS) * scale
-        state, missing = decayed_and_missing(state, unit, own_value, decay, write)
-        result = tl.sum(state * query[:, None], 0) + tl.sum(query * unit, 0) * missing
-        state = state + unit[:, None] * missing[None, :]
-        own_key = next_key
-        own_query = next_query
-        own_value = next_value
-        own_decay = next_decay
-        own_write = next_write
+        tl.store(ring + at * PLACE + key_place, own_key, mask=real_keys & (keeps_key & there))
+        tl.store(ring + at * PLACE + value_place, own_value, mask=real_columns & there)
+        tl.store(ring_gates + at * 2 * HEADS, decay, mask=first & there)
+        tl.store(ring_gates + at * 2 * HEADS + HEADS, write, mask=first & there)
+        unit = own_key.to(tl.float32)
+        query = own_query.to(tl.float32)
+        length = reciprocal_length(unit, L2_EPS)
+        query_length = reciprocal_length(query, L2_EPS) * scale
+        seen = tl.zeros((BLOCK_V,), tl.float32)
+        result = tl.zeros((BLOCK_V,), tl.float32)
+        if there:
+            seen = tl.sum(state * unit[:, None], 0) * length
+            result = tl.sum(state * query[:, None], 0) * query_length
+        for before in tl.static_range(number):
+            near = tl.sum(unit * units[before], 0) * (length * lengths[before])
+            asked = tl.sum(query * units[before], 0) * (query_length * lengths[before])
+            seen = seen * factors[before] + near * wrote[before]
+            result = result * factors[before] + asked * wrote[before]
+        factor = tl.exp(decay)
+        missing = (own_value.to(tl.float32) - seen * factor) * write
+        asked = tl.sum(query * unit, 0) * (query_length * length)
+        result = result * factor + asked * missing
         spot = output + (token * HEADS + head) * V + columns
-        tl.store(spot, result.to(output.dtype.element_ty), mask=real_columns)
+        tl.store(spot, result.to(output.dtype.element_ty), mask=real_columns & there)
+        units += (unit,)
+        lengths += (length,)
+        factors += (factor,)
+        wrote += (missing,)
+        if number + 1 < MOST_TOKENS:
+            own_key = next_key
+            own_query = next_query
+            own_value = next_value
+            own_decay = next_decay
+            own_write = next_write
 
 
 def gated_delta_rule_replay_from_gates_triton(

@@ -154,7 +154,7 @@ def check_without_a_guard_a_stale_count_reads_another_request() -> None:
     _close(found, expected)
 
 
-def check_replay_gives_the_same_bits_as_a_state_for_each_draft() -> None:
+def check_replay_gives_what_a_state_for_each_draft_gives() -> None:
     from atom.model_ops.gated_delta_rule_replay_triton import (
         gated_delta_rule_replay_from_gates_triton,
     )
@@ -169,7 +169,9 @@ def check_replay_gives_the_same_bits_as_a_state_for_each_draft() -> None:
         )
         for number in range(5):
             kept, again, _ = run.step(number)
-            assert torch.equal(kept, again), (sizes, number)
+            # of a bfloat16 output, another rounding
+            within = 1e-5 if dtype is torch.float32 else 8e-3
+            torch.testing.assert_close(again, kept, atol=within, rtol=within)
         _close(*run.settled())
         assert run.state[[1, 2]].isnan().all()
         assert run.ring.gates[[1, 2]].isnan().all()
