@@ -20,7 +20,11 @@ from atom.benchmarks.kernel_rows import KernelArm
 from atom.config import GuardMode
 from atom.model_ops.attention_metadata import AttentionMetadata
 from atom.model_ops.causal_conv1d import causal_conv1d_update, packed_weight
-from atom.model_ops.gated_delta_rule import gated_delta_rule_recurrence, gated_delta_rule_update
+from atom.model_ops.gated_delta_rule import (
+    gated_delta_rule_recurrence,
+    gated_delta_rule_update_from_gates,
+    gdn_gating_reference,
+)
 from atom.model_ops.guard import new_record
 
 CONV_WIDTH = 4
@@ -293,8 +297,9 @@ def recurrent_job(
 ) -> Job:
     """The gated delta rule's update. Its states alone are several times any L2 cache.
 
-    Ours keeps the state behind every token, which speculation needs; the other libraries keep the
-    last one alone, and get the states that they start from without a look-up.
+    Ours keeps the state behind every token, which speculation needs, and computes decays and
+    strengths from the gates, as in a decode step; the other libraries keep the last state alone,
+    and get finished decays and strengths, and the states that they start from without a look-up.
 
     Args:
         names: arms to build.
@@ -305,17 +310,20 @@ def recurrent_job(
         queries: tokens a row.
         draft_tokens: a row has ``1 + draft_tokens`` states.
         device: where.
-        dtype: of queries, keys and values; states, decays and strengths are float32.
+        dtype: of queries, keys, values and gates; states, and the decays and strengths that the
+            others get, are float32.
     """
     width = draft_tokens + 1
     tokens = batch * queries
     state_bytes = value_heads * head_size * head_size * 4
-    token_bytes = 2 * (key_heads + value_heads) * head_size * dtype.itemsize + 8 * value_heads
+    token_bytes = 2 * ((key_heads + value_heads) * head_size + value_heads) * dtype.itemsize
     nbytes = batch * (1 + queries) * state_bytes + tokens * token_bytes
     q, k = (torch.randn(tokens, key_heads, head_size, device=device, dtype=dtype) for _ in range(2))
     v = torch.randn(tokens, value_heads, head_size, device=device, dtype=dtype)
-    g = -torch.rand(tokens, value_heads, device=device)
-    beta = torch.rand(tokens, value_heads, device=device)
+    a, b = (torch.randn(tokens, value_heads, device=device, dtype=dtype) for _ in range(2))
+    A_log = torch.rand(value_heads, device=device)
+    dt_bias = -torch.rand(value_heads, device=device)
+    g, beta = gdn_gating_reference(a, b, A_log, dt_bias)
     meta = _metadata(batch, queries, draft_tokens, device)
     record = new_record(device)
     pool = torch.empty(batch * width, value_heads, head_size, head_size, device=device)
@@ -329,14 +337,8 @@ def recurrent_job(
 
     def ours(guard: GuardMode) -> Callable[[int], Any]:
         def launch(_: int) -> Tensor:
-            return gated_delta_rule_update(
-                q,
-                k,
-                v,
-                g,
-                beta,
-                pool,
-                meta,
+            return gated_delta_rule_update_from_gates(
+                *(q, k, v, a, b, A_log, dt_bias, pool, meta),
                 guard=guard,
                 record=record,
                 layer=_STATE_LAYER,

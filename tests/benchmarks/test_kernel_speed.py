@@ -125,9 +125,9 @@ def test_the_bytes_are_those_of_the_rows() -> None:
     # read 3 rows of history and 4 inputs, write 6 rows and 4 outputs, of 24 bfloat16 channels
     assert build(Operator.CONV_UPDATE, (KernelArm.COPY,), 4).bytes_moved == 5 * 17 * 24 * 2
     assert build(Operator.CONV_UPDATE, (KernelArm.COPY,), 1).bytes_moved == 5 * 8 * 24 * 2
-    # read one state and write four, of 4 heads of 16 x 16 float32, beside the tokens
+    # read one state and write four, of 4 heads of 16 x 16 float32, beside the tokens and gates
     moved = build(Operator.RECURRENT_UPDATE, (KernelArm.COPY,), 4).bytes_moved
-    assert moved == 5 * 5 * 4 * 16 * 16 * 4 + 20 * ((2 * 2 + 2 * 4) * 16 * 2 + 2 * 4 * 4)
+    assert moved == 5 * 5 * 4 * 16 * 16 * 4 + 20 * ((2 * 2 + 2 * 4) * 16 * 2 + 2 * 4 * 2)
 
 
 def test_a_copy_moves_as_many_bytes_as_the_kernel() -> None:
