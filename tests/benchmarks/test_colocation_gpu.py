@@ -11,6 +11,7 @@ from atom.benchmarks.colocation_neighbour import Work
 from atom.benchmarks.colocation_settings import Neighbour
 from atom.device import Device, open_device
 from atom.device.accelerator import why_no_accelerator
+from atom.workbook.throughput_dask import visible
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,8 +32,10 @@ def work_for(device: Device, kind: Neighbour, seconds: float) -> dict[str, float
 
 def test_they_keep_link_and_processors_busy() -> None:
     device = open_device("accelerator")
-    reason = why_none(device.properties.kind, ["0"])
-    with Bandwidths(device.properties.kind, {0: "0"}, 0.2) as bandwidths:
+    # the counters' name of the GPU that is this process's first
+    gpu = next(iter(visible(0, "CUDA_VISIBLE_DEVICES").values()))
+    reason = why_none(device.properties.kind, [gpu])
+    with Bandwidths(device.properties.kind, {0: gpu}, 0.2) as bandwidths:
         copied = work_for(device, Neighbour.COPY, 1.5)
     for name in ("h2d_bytes", "d2h_bytes"):
         # both directions at once, well above what one core copies from pageable memory
