@@ -187,7 +187,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         this one lacks is named, since a plan may be for another."""
         read_sessions(settings)
         if self.is_here(settings) and not settings.serves:
-            self.refuse_no_model(settings.model)
+            self.refuse_no_model(settings)
             if settings.device is DeviceChoice.VIRTUAL:
                 find_profile(settings.device_profile)
         try:
@@ -208,7 +208,7 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         if settings.serves:
             refuse_no_server(settings)
         elif self.is_here(settings):
-            self.refuse_no_model(settings.model)
+            self.refuse_no_model(settings)
         self.refuse_lacking(settings)
         ready = Ready(read_sessions(settings), settings.model)
         name = settings.model.removeprefix(PRESET)
@@ -226,12 +226,17 @@ class ThroughputSweep(PointSweep[ThroughputSettings]):
         return len(settings.gpus) > 1
 
     @staticmethod
-    def refuse_no_model(name: str) -> None:
-        """Raise ``BadInput`` here, before each point would, unless there is such a model."""
+    def refuse_no_model(settings: ThroughputSettings) -> None:
+        """Raise ``BadInput`` here, before each point would, unless there is such a model.
+
+        A preset's weights are drawn: it may be given any length.
+        """
+        name = settings.model
         if name.startswith(PRESET):
             preset(name.removeprefix(PRESET))
         else:
-            ModelConfig.from_pretrained(name)
+            config = ModelConfig.from_pretrained(name)
+            config.refuse_longer(settings.max_context_tokens, "max_context_tokens")
 
     def facts(self, ready: Ready) -> dict[str, Any]:
         """See :class:`PointSweep`."""

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from fake_point import COMMAND
 
 from atom.__main__ import main
+from atom.benchmarks.seeded_model import shipped_model
 from atom.benchmarks.throughput_rows import Outcome, ThroughputRow
 from atom.benchmarks.throughput_settings import ThroughputSettings, build_points
 from atom.errors import BadInput, DeviceError
@@ -46,7 +47,7 @@ ONE_TRACE = json.dumps(
 def fake(monkeypatch: pytest.MonkeyPatch, same_commit: None) -> None:
     """Points end at once."""
     monkeypatch.setattr(ThroughputSweep, "process", COMMAND)
-    monkeypatch.setattr(ThroughputSweep, "refuse_no_model", lambda self, name: None)
+    monkeypatch.setattr(ThroughputSweep, "refuse_no_model", lambda self, settings: None)
 
 
 def settings(does: str = "ok", **values: Any) -> ThroughputSettings:
@@ -325,6 +326,18 @@ def test_a_model_that_is_not_there_is_refused_before_any_point(
     with pytest.raises(BadInput, match=r"no model size is named 'none'|nowhere|config\.json"):
         record_throughput(settings(model), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_sequences_longer_than_a_checkpoint_was_made_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    checkpoint = str(shipped_model())
+    room = {"num_kv_blocks": 2**20}
+    ThroughputSweep.refuse_no_model(settings(checkpoint, max_context_tokens=2**14, **room))
+    ThroughputSweep.refuse_no_model(settings("preset:tiny", max_context_tokens=2**20, **room))
+    with pytest.raises(BadInput, match="max_context_tokens 32768: the model was made for 16384"):
+        ThroughputSweep.refuse_no_model(settings(checkpoint, max_context_tokens=2**15, **room))
 
 
 def test_a_backend_that_is_not_installed_is_refused_before_any_point(
