@@ -47,13 +47,16 @@ class FaultRuns:
 
     Attributes:
         simulated: a run on the virtual device.
-        measured: the newest finished run on hardware, ``None`` if there is none.
+        measured: the newest finished run on hardware, ``None`` if there is none; one of those that
+            were asked for goes first.
         problems: runs that could not be used, and why.
+        others: every other finished run on hardware, newest first.
     """
 
     simulated: Run
     measured: Run | None
     problems: tuple[str, ...]
+    others: tuple[Run, ...] = ()
 
 
 def gather_runs(
@@ -82,8 +85,15 @@ def gather_runs(
     else:
         wanted = EngineFaultSettings(device_profile=device_profile, seed=seed)
         simulated = record_engine_fault(quick(wanted), root, progress)
+    newest = hardware[-1] if hardware else None
+    others = {run.provenance.run_id: run for run in _of_kind([*asked, *beside], Evidence.MEASURED)}
+    if newest is not None:
+        del others[newest.provenance.run_id]
     return FaultRuns(
-        simulated, hardware[-1] if hardware else None, tuple(dict.fromkeys(problems + more))
+        simulated,
+        newest,
+        tuple(dict.fromkeys(problems + more)),
+        tuple(others[name] for name in sorted(others, reverse=True)),
     )
 
 
@@ -206,8 +216,8 @@ class LawPoint:
 
 
 def law_points(run: Run) -> list[LawPoint]:
-    """The held control and the guarded unpatched arm at every budget."""
-    return [
+    """The held control and the guarded unpatched arm at every budget, by budget."""
+    points = [
         LawPoint(
             str(row["arm"]),
             int(row["token_budget"]),
@@ -218,6 +228,7 @@ def law_points(run: Run) -> list[LawPoint]:
         for row in rows_of(run)
         if row["arm"] in (REFERENCE, GUARD_ALONE)
     ]
+    return sorted(points, key=lambda point: point.budget)
 
 
 def _first_wrong_value(row: dict[str, Any]) -> int:

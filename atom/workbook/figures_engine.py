@@ -132,7 +132,8 @@ def fates_figure(run: Run, budget: int) -> Figure:
         label.set_color(BLUE if protected(row) else VERMILION)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("requests")
-    figure.suptitle("What became of the requests, arm by arm", x=0.01, ha="left", fontsize=11)
+    title = f"What became of the requests, arm by arm, token budget {budget}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     handles = [
         plt.Rectangle((0, 0), 1, 1, fc=colour, hatch=hatch, ec="#222222", label=fate)
         for fate, (colour, hatch) in _FATES.items()
@@ -311,6 +312,7 @@ def rates_figure(summaries: Sequence[ArmSpeed]) -> Figure:
         axes.set_title(f"decode, {rows[0].batch} requests", fontsize=10)
         axes.grid(axis="y", visible=False)
         axes.margins(x=0.12)
+    all_axes[-1, 0].xaxis.set_major_formatter("{x:,.0f}")
     all_axes[-1, 0].set_xlabel("tokens/s; upright lines: the floor, a copy of the step's bytes")
     return figure
 
