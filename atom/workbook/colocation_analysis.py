@@ -28,12 +28,15 @@ THROUGHPUT = "effective_total_throughput"
 #: prompt and output tokens a second of steps, from the first request on: no pause and no edge of a
 #: window is in it, so that it repeats better than throughput does
 STEP_RATE = "tokens_per_step_second"
+#: time of prefill steps by the tokens they computed: no mix of short and long steps is in it
+PREFILL_RATE = "prefill_us_per_token"
 #: what is divided by its value alone, in words
 METRICS = {
     THROUGHPUT: "throughput",
     STEP_RATE: "tokens a second of steps",
     "decode_step_p50_ms": "decode step, p50",
     "prefill_step_p50_ms": "prefill step, p50",
+    PREFILL_RATE: "prefill time a computed token",
     "ttft_mean_seconds": "time to first token",
     "status_latency_p50_us": "status latency, p50",
 }
@@ -74,6 +77,7 @@ def observed_rows(runs: Iterable[Run]) -> list[Row]:
             **row,
             "condition": condition_text(row["neighbour"], row["neighbours"]),
             STEP_RATE: step_rate(row),
+            PREFILL_RATE: prefill_rate(row),
         }
         for run in runs
         for row in _of_one_host(run)[0]
@@ -95,6 +99,12 @@ def step_rate(row: Row) -> float | None:
     if None in seconds + tokens or not sum(seconds):
         return None
     return float(sum(tokens) / sum(seconds))
+
+
+def prefill_rate(row: Row) -> float | None:
+    """Microseconds of prefill steps a computed prompt token; ``None`` where not counted."""
+    seconds, tokens = row["prefill_seconds"], row["prompt_tokens_computed"]
+    return float(seconds / tokens * 1e6) if seconds and tokens else None
 
 
 def is_undisturbed(row: Row) -> bool:
@@ -119,7 +129,10 @@ def _spreads(groups: dict[tuple[str, str, str], list[float]]) -> dict[str, Sprea
     for (subject, _, _), values in groups.items():
         repeated.setdefault(subject, []).extend([values] if len(values) > 1 else [])
     return {
-        subject: pooled_spread(own, f"the repeats of {len(own)} conditions of the same engine")
+        subject: pooled_spread(
+            own,
+            f"the repeats of {len(own)} condition{'s' * (len(own) > 1)} of the same engine",
+        )
         for subject, own in repeated.items()
     }
 
@@ -180,6 +193,11 @@ def _ratio_text(one: Cost) -> str:
     return f"{middle:.3f}" if low == high else f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
+def _ends_word(one: Cost) -> str:
+    _, low, high = one.ratio
+    return "95%" if one.is_interval else NOTHING if low == high else "a range, no interval"
+
+
 def costs_table(rows: Sequence[Row]) -> pd.DataFrame:
     """A row a condition: each figure over that alone."""
     lines: dict[tuple[str, ...], dict[str, str]] = {}
@@ -194,6 +212,7 @@ def costs_table(rows: Sequence[Row]) -> pd.DataFrame:
                     "node": one.node,
                     "over": one.against,
                     "runs": f"{one.runs[0]} and {one.runs[1]}",
+                    "ends": _ends_word(one),
                     **dict.fromkeys(METRICS.values(), NOTHING),
                 },
             )
@@ -254,7 +273,7 @@ def own_gpus(one: Cost) -> int:
 
 def neighbours_table(runs: Sequence[Run]) -> pd.DataFrame:
     """A row a condition: what one neighbour did a second, medians."""
-    frames = [_with_condition(run, "neighbours") for run in runs]
+    frames = [condition_column(run, "neighbours") for run in runs]
     table = pd.concat(frames) if frames else pd.DataFrame()
     if table.empty:
         return table
@@ -276,7 +295,7 @@ def neighbours_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 def bandwidth_table(runs: Sequence[Run]) -> pd.DataFrame:
     """A row a condition and bandwidth: its median and its most while a point was observed."""
-    frames = [_with_condition(run, "bandwidth") for run in runs]
+    frames = [condition_column(run, "bandwidth") for run in runs]
     table = pd.concat(frames) if frames else pd.DataFrame()
     if table.empty:
         return table
@@ -300,7 +319,7 @@ def bandwidth_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _with_condition(run: Run, name: str) -> pd.DataFrame:
+def condition_column(run: Run, name: str) -> pd.DataFrame:
     """A table with what was observed and beside whom, from the identity of its points."""
     table = run.tables[name].copy()
     parts = [str(point_id).rsplit("/", 3) for point_id in table["point_id"]]
@@ -311,7 +330,7 @@ def _with_condition(run: Run, name: str) -> pd.DataFrame:
 
 def bandwidth_series(run: Run, subject: str) -> dict[str, pd.DataFrame]:
     """Samples of the first point of each condition of one subject, by condition."""
-    table = _with_condition(run, "bandwidth")
+    table = condition_column(run, "bandwidth")
     own = table[table["observed"] == subject]
     first = own.groupby("condition")["point_id"].transform("first")
     own = own[own["point_id"] == first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,8 @@ def cost_figure(found: Sequence[Cost], ends: str, evidence: Evidence) -> Figure:
             fillstyle=EVIDENCE_STYLE[evidence].fill,
         )
     name_lines(axes, [_line(one) for one in found])
-    axes.set_xlabel(f"throughput, ratio; band: within {TOLERANCE:.0%}; bars: {ends}", fontsize=9)
+    below = f"throughput, ratio; band: within {TOLERANCE:.0%}; bars: {ends}"
+    axes.set_xlabel(textwrap.fill(below, 95), fontsize=9)
     axes.set_title("Throughput beside neighbours")
     return figure
 

@@ -13,6 +13,8 @@ _WIDTH = 100
 
 def say(*sentences: str) -> None:
     """Display sentences: a paragraph each on a page, wrapped lines where there is only text."""
+    if not sentences:
+        return
     markup = "".join(f'<p class="atom-say">{escape(sentence)}</p>' for sentence in sentences)
     wrapped = [textwrap.fill(one, _WIDTH, break_long_words=False) for one in sentences]
     display({"text/html": markup, "text/plain": "\n".join(wrapped)}, raw=True)

@@ -127,6 +127,20 @@ class LoadSet:
         """Identities of the runs."""
         return [run.provenance.run_id for run in self.runs]
 
+    @property
+    def main_run_ids(self) -> list[str]:
+        """Identities of the runs that the main grid's points are of."""
+        kept = {row["run_id"] for row in self.main}
+        return [name for name in self.run_ids if name in kept]
+
+    @property
+    def main_source(self) -> str:
+        """``source``, of the runs that the main grid's points are of."""
+        names = self.main_run_ids
+        if names == self.run_ids or not names:
+            return self.source
+        return source_of([run for run in self.runs if run.provenance.run_id in names])
+
 
 def source_of(runs: Sequence[Run]) -> str:
     """``NVIDIA H200, 2026-01-31, run 3fa2c1; 2026-02-01, run 80cd11``: runs of one machine."""

@@ -27,7 +27,7 @@ _ENDED_ITSELF = (Outcome.START_FAILED, Outcome.OUT_OF_MEMORY)
 _PUBLISHED_SESSIONS = (32, 64)
 #: what a claim waits for that no row here settles
 _NEEDS = {
-    "thr-14": "arms with a load on the host's copy path beside the point, and nothing else changed",
+    "thr-14": "a recorded run of sweep colocation on an accelerator, with neighbours that copy",
     "thr-18": "the warm start of this notebook",
 }
 
@@ -46,7 +46,6 @@ def row_arguments(found: LoadSet) -> Arguments:
             "thr-10": _gain(found),
             "thr-11": _flat_without_offload(found),
             "thr-12": _falls_with_sessions(found),
-            "thr-14": {"reason": f"needs {_NEEDS['thr-14']}"},
             "thr-17": _errors(rows),
             "crash-01": _unfixed_crash(rows),
             "crash-05": _fixed_survive(rows),

@@ -242,7 +242,7 @@ def _microseconds(value: float) -> str:
 def deaths(rows: Sequence[Row]) -> list[str]:
     """Points that did not end well, in words."""
     return [
-        f"{row['point_id']}: {row['outcome']}"
+        f"{row['point_id']}: {_end(row)}"
         + (
             ""
             if row["exposure_seconds"] is None
@@ -269,8 +269,10 @@ def hits_table(rows: Sequence[Row]) -> pd.DataFrame:
                 "sessions": row["concurrency"],
                 "pool": value_text("pool_gib", row["pool_gib"]),
                 "prompt tokens": f"{asked:,}",
-                "device cache": f"{max(row['hit_tokens'] - pool, 0) / asked:.0%}",
-                "CPU pool": NOTHING if row["pool_gib"] is None else f"{pool / asked:.0%}",
+                "device cache, at least": f"{max(row['hit_tokens'] - pool, 0) / asked:.0%}",
+                "brought from the CPU pool": NOTHING
+                if row["pool_gib"] is None
+                else f"{pool / asked:.0%}",
                 "computed": f"{1 - row['hit_tokens'] / asked:.0%}",
                 "stored": _size(row["stored_bytes"]),
                 "loaded": _size(row["loaded_bytes"]),
