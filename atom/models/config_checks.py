@@ -11,6 +11,8 @@ from atom.errors import BadInput
 DTYPES = ("float32", "bfloat16", "float16")
 #: transformers' default
 DEFAULT_LAYERS = 48
+#: no model has more; each is looked at before the checkpoint is
+MOST_LAYERS = 10_000
 #: fields of ``config.json`` that decide whether a layer has experts, with transformers' defaults
 _EXPERT_FIELDS: dict[str, Any] = {
     "num_experts": 512,
@@ -38,8 +40,10 @@ def refuse_unrunnable(values: Mapping[str, Any], where: str) -> int:
         raise BadInput(f"{where}: model_type is {kind!r}; this engine runs 'qwen3_next'")
     layers = values.get("num_hidden_layers")
     layers = DEFAULT_LAYERS if layers is None else layers
-    if type(layers) is not int:
-        raise BadInput(f"{where}: num_hidden_layers={layers!r}; expected a whole number")
+    if type(layers) is not int or layers > MOST_LAYERS:
+        raise BadInput(
+            f"{where}: num_hidden_layers={layers!r}; expected a whole number, at most {MOST_LAYERS}"
+        )
     _refuse_experts(values, layers, where)
     _refuse_unsupported(values, where)
     return layers

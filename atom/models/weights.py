@@ -80,21 +80,22 @@ def load_model(
             )
         drafts = has_mtp if with_mtp is None else with_mtp
 
-        def make(place: torch.device | str) -> tuple[Qwen3NextForCausalLM, Qwen3NextMTP | None]:
-            model = Qwen3NextForCausalLM(
-                config, dtype=dtype, device=place, max_positions=max_positions
-            )
+        def make(
+            place: torch.device | str, positions: int | None
+        ) -> tuple[Qwen3NextForCausalLM, Qwen3NextMTP | None]:
+            model = Qwen3NextForCausalLM(config, dtype=dtype, device=place, max_positions=positions)
             return model, Qwen3NextMTP(model) if drafts else None
 
         # before any memory is taken: a config.json of another model may ask for any amount
         try:
-            outline = checkpoint_parts(*make("meta"))
+            # the rotary table is computed on the host, wherever it lies then
+            outline = checkpoint_parts(*make("meta", 1))
         except (RuntimeError, TypeError) as error:
             why = str(error).partition("\n")[0]
             raise BadInput(f"{folder}: config.json has impossible sizes: {why}") from None
         _check_names(folder, outline, _wanted(files, config, with_mtp=drafts), files)
         try:
-            model, mtp = make(device)
+            model, mtp = make(device, max_positions)
         except torch.OutOfMemoryError:
             parameters = {id(part.parameter): part.parameter for part in outline.values()}
             size = sum(parameter.nbytes for parameter in parameters.values())

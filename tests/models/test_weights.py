@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atom.errors import BadInput
+from atom.model_ops.rotary_embedding import RotaryTable
 from atom.models import weights
 from atom.models.model_config import ModelConfig
 from atom.models.presets import random_checkpoint
@@ -151,6 +152,7 @@ def test_missing_unexpected_and_wrong_tensors_are_named(
     [
         ("vocab_size", 10**12, r"lm_head.* config\.json says \[1000000000000, 32\]"),
         ("intermediate_size", 2**62, "impossible sizes"),
+        ("num_hidden_layers", 2**31, "num_hidden_layers=2147483648; .* at most 10000"),
     ],
 )
 def test_sizes_of_another_config_are_refused_before_memory_is_taken(
@@ -160,6 +162,21 @@ def test_sizes_of_another_config_are_refused_before_memory_is_taken(
     path.write_text(json.dumps({**json.loads(path.read_text()), field: size}))
     with pytest.raises(BadInput, match=said):
         load_model(checkpoint)
+
+
+def test_the_rotary_table_is_computed_once(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions, build = [], RotaryTable.build
+
+    def noted(**sizes: Any) -> RotaryTable:
+        positions.append(sizes["max_positions"])
+        return build(**sizes)
+
+    monkeypatch.setattr(RotaryTable, "build", noted)
+    load_model(checkpoint, max_positions=77)
+    # the first is the outline's
+    assert positions == [1, 77]
 
 
 def test_weights_that_the_device_has_no_room_for_are_refused(
