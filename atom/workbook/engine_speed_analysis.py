@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from atom.workbook.statistics import bootstrap_ratio
 #: a ratio with the ends of its 95% bootstrap interval
 Ratio = tuple[float, float, float]
 _MEANS = ("host_ms", "staging_ms", "status_wait_ms", "output_wait_ms", "gap_ms", "device_ms")
+#: a step in which the host waits for less than this share of it is the host's
+_HOST_BOUND = 0.05
 #: the published outcome of a goal
 MET, MISSED, OPEN, SIMULATED = "met", "not met", "open", "not testable here"
 
@@ -174,6 +177,26 @@ def goals(summaries: list[ArmSpeed], samples: pd.DataFrame) -> list[Goal]:
         for name, value, bound, at_least in wanted:
             found.append(judged(name, point_id, value, bound, at_least, simulated))
     return found
+
+
+def host_sentences(summaries: Sequence[ArmSpeed]) -> list[str]:
+    """Points whose steps the host hardly waits in: their rate is the host's, not the device's."""
+    bound: dict[str, list[str]] = {}
+    for one in summaries:
+        parts = one.parts or {}
+        host = parts.get("host_ms")
+        waits = [parts.get("status_wait_ms"), parts.get("output_wait_ms")]
+        known = [wait for wait in waits if wait is not None]
+        if host is None or not one.step_ms or len(known) < len(waits):
+            continue
+        if sum(known) < _HOST_BOUND * one.step_ms:
+            bound.setdefault(one.point_id, []).append(f"{one.arm} {host:.2f} of {one.step_ms:.2f}")
+    return [
+        f"{point}: the host works through nearly the whole step and hardly waits for the device "
+        f"(host ms, a mean, of the median step: {'; '.join(arms)}). There the host sets the rate, "
+        "and the device idles within the step."
+        for point, arms in bound.items()
+    ]
 
 
 def judged(

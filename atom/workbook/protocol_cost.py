@@ -47,18 +47,28 @@ class CostRuns:
         speed: of the engine-speed experiment.
         protocol: of the protocol-cost experiment.
         problems: runs that could not be used, and why.
+        others: every other finished run of these experiments, newest first.
     """
 
     kernels: Run | None
     speed: Run | None
     protocol: Run | None
     problems: tuple[str, ...]
+    others: tuple[Run, ...] = ()
+
+    def all_of(self, shown: Run | None) -> list[Run]:
+        """That run, and behind it every other one of its experiment, newest first."""
+        if shown is None:
+            return []
+        experiment = shown.provenance.experiment
+        return [shown, *(run for run in self.others if run.provenance.experiment == experiment)]
 
 
 def gather_runs(records: Sequence[str], measured: Sequence[str]) -> CostRuns:
     """The newest finished hardware run of each experiment; one in ``records`` goes first."""
     problems: list[str] = []
-    found = {}
+    found: dict[str, Run | None] = {}
+    every: dict[str, Run] = {}
     for experiment in (KERNELS, SPEED, PROTOCOL):
         chosen = None
         for folders in (records, measured):
@@ -70,11 +80,14 @@ def gather_runs(records: Sequence[str], measured: Sequence[str]) -> CostRuns:
                     problems.append(f"{run.provenance.run_id} is {run.provenance.exit_state}")
                 elif run.provenance.evidence is Evidence.MEASURED:
                     usable.append(run)
+            every |= {run.provenance.run_id: run for run in usable}
             if usable and chosen is None:
                 chosen = usable[-1]
         found[experiment] = chosen
     unique = tuple(dict.fromkeys(problems))
-    return CostRuns(found[KERNELS], found[SPEED], found[PROTOCOL], unique)
+    shown = {run.provenance.run_id for run in found.values() if run is not None}
+    others = tuple(every[name] for name in sorted(every, reverse=True) if name not in shown)
+    return CostRuns(found[KERNELS], found[SPEED], found[PROTOCOL], unique, others)
 
 
 # -- calls of a step
@@ -297,7 +310,7 @@ def speed_table(summaries: Sequence[ArmSpeed]) -> pd.DataFrame:
             "rate over ours": ratio_text(one.over_ours, 2),
             "rate over transformers'": ratio_text(one.over_transformers, 1),
             "host ms": _number((one.parts or {}).get("host_ms"), 3),
-            "gap ms": _number((one.parts or {}).get("gap_ms"), 3),
+            "gap between steps ms": _number((one.parts or {}).get("gap_ms"), 3),
             "left out": one.left_out or "",
         }
         for one in sorted(summaries, key=lambda one: (one.point_id, order.index(one.arm)))
@@ -313,6 +326,9 @@ def memory_table(run: Run) -> pd.DataFrame:
             "measured, MiB": NOTHING
             if pd.isna(row["measured_bytes"])
             else f"{row['measured_bytes'] / 2**20:,.1f}",
+            "measured over planned": NOTHING
+            if pd.isna(row["measured_bytes"])
+            else f"{row['measured_bytes'] / row['planned_bytes']:.3f}",
         }
         for row in run.tables["memory"].to_dict("records")
     )
