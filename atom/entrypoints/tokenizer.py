@@ -15,6 +15,8 @@ from atom.errors import BadInput
 Message = Mapping[str, Any]
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
+#: what cuts a text into pieces and leaves some of it out, by its name or behaviour
+_DROP_TEXT = ("Removed", "Whitespace", "CharDelimiterSplit", "BertPreTokenizer")
 
 
 class ServerTokenizer(Protocol):
@@ -176,7 +178,10 @@ class FolderTokenizer:
     def _most_bytes_of_a_token(self) -> int | None:
         """``None`` where some text may have no token at all, so that its length says nothing."""
         backend = self._backend
-        if backend is None or not self._byte_level or "Removed" in repr(backend.pre_tokenizer):
+        if backend is None or not self._byte_level:
+            return None
+        pieces = repr(backend.pre_tokenizer)
+        if "ByteLevel" not in pieces or any(name in pieces for name in _DROP_TEXT):
             return None
         added = self._tokenizer.added_tokens_decoder.values()
         words = backend.get_vocab(with_added_tokens=False)

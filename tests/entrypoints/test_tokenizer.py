@@ -177,6 +177,16 @@ def test_a_tokenizer_whose_texts_may_shrink_takes_them_at_any_length(tmp_path: P
         *FolderTokenizer(tmp_path).encode("b")
     ]
     values["normalizer"] = None
+    kept = values["pre_tokenizer"]
+    values["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "WhitespaceSplit"}, kept],
+    }
+    path.write_text(json.dumps(values))
+    assert FolderTokenizer(tmp_path, most_tokens=10).encode("a" + " " * 5000 + "b") == [
+        *FolderTokenizer(tmp_path).encode("a b")
+    ]
+    values["pre_tokenizer"] = kept
     values["added_tokens"][0]["rstrip"] = True
     path.write_text(json.dumps(values))
     assert len(FolderTokenizer(tmp_path, most_tokens=10).encode("<end>" + " " * 5000)) == 1
