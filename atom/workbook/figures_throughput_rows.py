@@ -185,7 +185,9 @@ def bounds_figure(found: Sequence[PointBounds], rate: CopyRate, evidence: Eviden
         )
     roof.set_xscale("log")
     roof.set_yscale("log")
-    roof.set_xlabel("bytes copied between host and device a token served (log)")
+    roof.set_xlabel(
+        "bytes copied a token served, both directions (log); left edge: none", fontsize=9
+    )
     roof.set_ylabel("throughput, tok/s (log)")
     used = dict.fromkeys(one.bound for one in found)
     roof.legend(
@@ -302,7 +304,7 @@ def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidenc
             f"{row['protection']}"
             + ("" if row["pool_gib"] is None else f", chunk {row['chunk_tokens']}")
             + (f", {row['offload_policy']}" if policies and row["pool_gib"] is not None else "")
-            + _sitting_number(row, sittings[row["concurrency"], row["pool_gib"]])
+            + _sitting_name(row, sittings[row["concurrency"], row["pool_gib"]])
             for row in shown
         ],
         fontsize=8,
@@ -332,8 +334,8 @@ def latency_figure(rows: Sequence[Row], rate: CopyRate | None, evidence: Evidenc
     return figure
 
 
-def _sitting_number(row: Row, here: Sequence[str]) -> str:
-    return f", sitting {here.index(row['sitting']) + 1}" if len(here) > 1 else ""
+def _sitting_name(row: Row, here: Sequence[str]) -> str:
+    return f", {row['sitting']}" if len(here) > 1 else ""
 
 
 _ENDS: dict[str, tuple[str, str]] = {

@@ -19,9 +19,9 @@ from atom.workbook.throughput_analysis import (
     spread_of,
     value_text,
 )
+from atom.workbook.throughput_bounds import size_text
 from atom.workbook.throughput_points import ratio_text
 
-_GIB = 2**30
 _RATE = "effective_total_throughput"
 
 
@@ -74,11 +74,11 @@ def arm_groups(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
 
 
 def kv_held(row: Row) -> float | None:
-    """GiB of the pool that KV took at the end."""
+    """Bytes of the pool that KV took at the end."""
     used, states = row["pool_bytes_used"], states_held(row)
     if used is None or states is None or row["state_image_bytes"] is None:
         return None
-    return float(used - states * row["state_image_bytes"]) / _GIB
+    return float(used - states * row["state_image_bytes"])
 
 
 def states_held(row: Row) -> int | None:
@@ -110,7 +110,7 @@ def arms_table(rows: Sequence[Row]) -> pd.DataFrame:
                     "over the first arm": over,
                     "from a cache": f"{hit_share(row):.0%}",
                     "states stored": _number(row["states_stored"], ",d"),
-                    "KV held at the end, GiB": _number(held, ".2f"),
+                    "KV held at the end": _size(held),
                     "states held": _number(states, ",d"),
                     "KV loads failed": _number(row["kv_load_failures"], ",d"),
                     "state loads failed": _number(row["state_load_failures"], ",d"),
@@ -152,9 +152,9 @@ def arms_sentences(rows: Sequence[Row]) -> list[str]:
             if ends[0] is least and ends[1] is most:
                 found.append(
                     f"{where}: the arm that found least also held least KV at the end "
-                    f"({held[id(least)]:.1f} GiB and {states_held(least):,} states), the one that "
-                    f"found most held most ({held[id(most)]:.1f} GiB and {states_held(most):,} "
-                    f"states; {arm_name(base)}: {held[id(base)]:.1f} GiB and "
+                    f"({_size(held[id(least)])} and {states_held(least):,} states), the one that "
+                    f"found most held most ({_size(held[id(most)])} and {states_held(most):,} "
+                    f"states; {arm_name(base)}: {_size(held[id(base)])} and "
                     f"{states_held(base):,}). No arm changed the KV alone: the cause is "
                     "open. `sweep capacity -p like RUN` replays the counts of such a run."
                 )
@@ -184,10 +184,14 @@ def _isolated(row: Row, base: Row) -> str:
     if kv > states and held < shared:
         text += (
             f" Its states have bytes for themselves and used them ({states_held(row):,} against "
-            f"{states_held(base):,} images), so its KV, {held:.1f} GiB against {shared:.1f}, went "
-            "before it was asked for again: a share too large for this load would do that."
+            f"{states_held(base):,} images), so its KV, {_size(held)} against {_size(shared)}, "
+            "went before it was asked for again: a share too large for this load would do that."
         )
     return text
+
+
+def _size(value: float | None) -> str:
+    return NOTHING if value is None else size_text(value)
 
 
 def _number(value: float | None, form: str) -> str:

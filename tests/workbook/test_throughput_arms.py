@@ -52,7 +52,7 @@ def test_arms_stand_beside_the_grid_s_own_with_what_they_held(rows: list[dict[st
     # three rows of one sitting; the grid's factors are those of most rows under hold
     table = throughput_arms.arms_table([rows[0], *rows])
     assert list(table["from a cache"]) == ["20%", "20%", "50%", "0%"]
-    assert list(table["KV held at the end, GiB"]) == ["12.00", "12.00", "13.00", "10.50"]
+    assert list(table["KV held at the end"]) == ["12 GiB", "12 GiB", "13 GiB", "10.5 GiB"]
     assert list(table["states held"]) == ["160", "160", "70", "290"]
     assert list(table["over the first arm"][:2]) == ["–", "–"]
     assert table["over the first arm"][2].startswith("1.00 [")
