@@ -31,6 +31,8 @@ COMPARISONS: Mapping[str, Comparison] = {
 #: what may differ if told so
 DIFFERENCES = ("load", "model", "seed", "settings")
 _BOOTSTRAP_SEED = 7
+#: of a side that shares none with the other, named in the error
+_SHOWN_CELLS = 3
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,12 @@ def _differing(a: Side, b: Side) -> list[tuple[str, str]]:
     return found
 
 
+def _some_cells(side: Side) -> str:
+    cells = [*side.rates, *side.to_null, *side.times]
+    more = f" and {len(cells) - _SHOWN_CELLS} more" if len(cells) > _SHOWN_CELLS else ""
+    return f"{'; '.join(cells[:_SHOWN_CELLS])}{more}" if cells else "none"
+
+
 def _result(experiment: str, a: Side, b: Side, allowed: tuple[str, ...]) -> Result:
     # published figures name a machine only by inference, and no time stands among them
     same = a.machine == b.machine and a.evidence == b.evidence != Evidence.PUBLISHED
@@ -197,7 +205,10 @@ def _result(experiment: str, a: Side, b: Side, allowed: tuple[str, ...]) -> Resu
             _ratio(name, a.times[name], b.times[name], "us") for name in a.times if name in b.times
         ]
     if not lines and not ratios:
-        raise BadInput("compare: the two sides have no cell in common")
+        raise BadInput(
+            f"compare: the two sides have no cell in common; A has {_some_cells(a)}, B has "
+            f"{_some_cells(b)}"
+        )
     notes = [
         f"{len(lines)} cells at 95% each: about {len(lines) * 0.05:.1f} of them would stand out by "
         "chance where nothing differs",

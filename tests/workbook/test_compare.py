@@ -114,6 +114,8 @@ def test_with_the_published_figures(runs: dict[str, Run]) -> None:
         of(runs, PUBLISHED, "load")
     with pytest.raises(BadInput, match="one side must be a run"):
         compare(PUBLISHED, PUBLISHED)
+    with pytest.raises(BadInput, match="A has nothing / unpatched; .* and 4 more, B has none"):
+        module._result("race", result.a, replace(result.b, rates={}), ())
 
 
 def test_only_finished_runs_of_one_experiment(
