@@ -50,7 +50,7 @@ def changed_sentences(rows: Sequence[Row]) -> list[str]:
     whole = over_alone(rows)
     sure = [one for own in whole.values() for one in own.values() if one.is_interval]
     if not sure:
-        return ["no condition was repeated often enough for an interval: nothing is shown."]
+        return ["No condition was repeated often enough for an interval: nothing is shown."]
     apart = [one for one in sure if is_apart(one)]
     found = []
     for (subject, node, condition), own in whole.items():
@@ -63,13 +63,13 @@ def changed_sentences(rows: Sequence[Row]) -> list[str]:
             where = "" if node == MemoryNode.ANY else f", {node} node"
             found.append(f"{subject} beside {condition}{where}, over alone: {', '.join(parts)}.")
     head = (
-        f"of {len(sure)} intervals of 95% {len(apart)} do not hold 1; {0.05 * len(sure):.1f} would "
+        f"Of {len(sure)} intervals of 95% {len(apart)} do not hold 1; {0.05 * len(sure):.1f} would "
         "not on average if neighbours changed nothing."
     )
     ranges = sorted({key[0] for key, own in whole.items() if not own[THROUGHPUT].is_interval})
     if ranges:
         head += f" {', '.join(ranges)}: repeated too seldom; its ends are a range, no interval."
-    return [head, *found]
+    return [*found, head]
 
 
 def alone_sentences(rows: Sequence[Row]) -> list[str]:
@@ -99,21 +99,28 @@ def copy_costs(rows: Sequence[Row]) -> list[dict[str, Cost]]:
     return [own for key, own in over_alone(rows).items() if key[2].startswith(Neighbour.COPY)]
 
 
-def prefill_sentences(rows: Sequence[Row]) -> list[str]:
-    """Beside a copying neighbour: what prefill and decode steps do, and what could explain it."""
+def copy_sentences(rows: Sequence[Row]) -> list[str]:
+    """Beside a neighbour that only copies: throughput, prefill, decode, and what could be why."""
     found = []
     longer = False
     for own in copy_costs(rows):
-        if not {_DECODE, _PREFILL, _A_TOKEN} <= set(own):
+        if not {THROUGHPUT, _DECODE, _PREFILL, _A_TOKEN} <= set(own):
             continue
-        one = own[_PREFILL]
-        longer |= one.ratio[1] > 1
+        one = own[THROUGHPUT]
+        longer |= own[_PREFILL].ratio[1] > 1
         ends = "" if one.is_interval else " (the ends are a range, no interval)"
+        parts = [
+            f"{words} {ratio_text(own[metric].ratio)}"
+            for metric, words in (
+                (THROUGHPUT, "throughput"),
+                (_PREFILL, "prefill step p50"),
+                (_A_TOKEN, "prefill time a computed token"),
+                (_DECODE, "decode step p50"),
+            )
+        ]
         found.append(
-            f"{one.subject} beside {one.condition}, over alone: prefill step p50 "
-            f"{ratio_text(one.ratio)}, prefill time a computed token "
-            f"{ratio_text(own[_A_TOKEN].ratio)}, decode step p50 {ratio_text(own[_DECODE].ratio)}"
-            f"{ends}."
+            f"A neighbour that only copies, {one.subject} beside {one.condition}, over alone: "
+            f"{', '.join(parts)}{ends}."
         )
     if longer:
         found.append(
@@ -138,7 +145,16 @@ def host_copy_sentences(run: Run) -> list[str]:
         if ALONE in medians.index and beside:
             texts = ", ".join(f"{medians[name]:.3g} ({name})" for name in beside)
             found.append(f"{observed}: {medians[ALONE]:.3g} alone, {texts}")
-    return [f"a copy within the host's memory, median GB/s: {'; '.join(found)}."] if found else []
+    return [f"A copy within the host's memory, median GB/s: {'; '.join(found)}."] if found else []
+
+
+def node_sentences(run: Run) -> list[str]:
+    """That near and far memory nodes were not compared, where they were not."""
+    if set(run.tables["points"]["memory_node"]) - {MemoryNode.ANY.value}:
+        return []
+    named = run.provenance.facts.get("numa_node") is not None
+    why = "" if named else ": the machine names no memory node for its GPU"
+    return [f"Near and far memory nodes were not compared{why}."]
 
 
 def published_ratio() -> float:

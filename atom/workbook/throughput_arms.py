@@ -42,6 +42,23 @@ def not_run_sentences(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def side_by_side_sentences(rows: Sequence[Row]) -> list[str]:
+    """Sittings whose points shared their host: a GPU each, and a neighbour's load beside them."""
+    workers: dict[str, set[Any]] = {}
+    for row in rows:
+        if row["worker"] is not None:
+            workers.setdefault(row["sitting"], set()).add(row["worker"])
+    shared = {name: len(own) for name, own in workers.items() if len(own) > 1}
+    if not shared:
+        return []
+    counts = ", ".join(f"{name}: up to {count}" for name, count in sorted(shared.items()))
+    return [
+        f"points were run side by side, a GPU each ({counts} at a time). Which points had which "
+        "neighbours was not recorded, and what neighbours cost is in none of the intervals but as "
+        "the spread of repeats: see what neighbours cost, below."
+    ]
+
+
 def _names(names: Sequence[str]) -> str:
     """Names, repeats of one in one: ``hold/c16/6GiB/alone/any (6 repeats)``."""
     counts: dict[str, list[str]] = {}

@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_only_figures_apart_from_alone_are_named(run: Run) -> None:
     rows = colocation_analysis.observed_rows([run])
-    head, *said = colocation_findings.changed_sentences(rows)
+    *said, head = colocation_findings.changed_sentences(rows)
     assert "intervals of 95%" in head
     named = " ".join(said)
     assert "hold/c32/4GiB beside copy x3, over alone: throughput 0.90" in named
@@ -32,7 +32,7 @@ def test_only_figures_apart_from_alone_are_named(run: Run) -> None:
 
 def test_prefill_that_copies_lengthen_has_its_cause_left_open(run: Run) -> None:
     rows = colocation_analysis.observed_rows([run])
-    assert not any("open" in text for text in colocation_findings.prefill_sentences(rows))
+    assert not any("open" in text for text in colocation_findings.copy_sentences(rows))
     slowed = [
         {
             **row,
@@ -42,7 +42,7 @@ def test_prefill_that_copies_lengthen_has_its_cause_left_open(run: Run) -> None:
         }
         for row in rows
     ]
-    *found, why = colocation_findings.prefill_sentences(slowed)
+    *found, why = colocation_findings.copy_sentences(slowed)
     assert len(found) == 4
     assert "is open" in why
     assert "hypothesis" in why
@@ -58,6 +58,7 @@ def test_what_follows_is_what_was_shown(run: Run, tmp_path: Path) -> None:
         colocation_analysis.observed_rows([noisy]), [noisy]
     )
     assert "is open" in text
+    assert "not compared" in colocation_findings.node_sentences(noisy)[0]
     assert "0.927" in colocation_findings.published_sentence()
 
 

@@ -86,6 +86,14 @@ def test_points_that_no_run_came_to_are_named(run: Run, tmp_path: Path) -> None:
     ]
 
 
+def test_points_that_shared_their_host_are_told(rows: list[dict[str, Any]]) -> None:
+    one, two, three = ({**row, "worker": None, "sitting": "a"} for row in rows)
+    alone = [one, {**two, "worker": 0}, {**three, "worker": 0}]
+    assert throughput_arms.side_by_side_sentences(alone) == []
+    [text] = throughput_arms.side_by_side_sentences([*alone, {**one, "worker": 1}])
+    assert "(a: up to 2 at a time)" in text
+
+
 def test_a_point_cut_short_by_its_start_is_called_so_in_table_and_text(
     rows: list[dict[str, Any]],
 ) -> None:
