@@ -28,6 +28,7 @@ from atom.config import CopyProtocol
 from atom.evidence import Evidence
 from atom.workbook.engine_fault_runs import record_engine_fault
 from atom.workbook.records import Run, existing, load_runs
+from atom.workbook.run_choice import newest_whole
 from atom.workbook.sweep_progress import SweepProgress
 
 NOTHING = "–"
@@ -48,7 +49,7 @@ class FaultRuns:
     Attributes:
         simulated: a run on the virtual device.
         measured: the newest finished run on hardware, ``None`` if there is none; one of those that
-            were asked for goes first.
+            were asked for goes first, and one with all of its arms.
         problems: runs that could not be used, and why.
         others: every other finished run on hardware, newest first.
     """
@@ -85,7 +86,7 @@ def gather_runs(
     else:
         wanted = EngineFaultSettings(device_profile=device_profile, seed=seed)
         simulated = record_engine_fault(quick(wanted), root, progress)
-    newest = hardware[-1] if hardware else None
+    newest = newest_whole(hardware) if hardware else None
     others = {run.provenance.run_id: run for run in _of_kind([*asked, *beside], Evidence.MEASURED)}
     if newest is not None:
         del others[newest.provenance.run_id]

@@ -18,6 +18,7 @@ from atom.workbook.claim_model import Claim
 from atom.workbook.engine_speed_analysis import MET, MISSED, OPEN, ArmSpeed, Goal, Ratio
 from atom.workbook.kernel_analysis import BASES, ArmSummary
 from atom.workbook.records import Run, existing, load_runs
+from atom.workbook.run_choice import newest_whole
 
 NOTHING = "–"
 KERNELS, SPEED, PROTOCOL = "kernels", "engine_speed", "protocol_cost"
@@ -65,7 +66,10 @@ class CostRuns:
 
 
 def gather_runs(records: Sequence[str], measured: Sequence[str]) -> CostRuns:
-    """The newest finished hardware run of each experiment; one in ``records`` goes first."""
+    """The newest finished hardware run of each experiment; one in ``records`` goes first.
+
+    A run that was narrowed to some arms is chosen only where there is no other.
+    """
     problems: list[str] = []
     found: dict[str, Run | None] = {}
     every: dict[str, Run] = {}
@@ -82,7 +86,7 @@ def gather_runs(records: Sequence[str], measured: Sequence[str]) -> CostRuns:
                     usable.append(run)
             every |= {run.provenance.run_id: run for run in usable}
             if usable and chosen is None:
-                chosen = usable[-1]
+                chosen = newest_whole(usable)
         found[experiment] = chosen
     unique = tuple(dict.fromkeys(problems))
     shown = {run.provenance.run_id for run in found.values() if run is not None}
@@ -293,9 +297,9 @@ def kernel_arguments(run: Run, summaries: Sequence[ArmSummary]) -> dict[str, dic
 
 
 def speed_table(summaries: Sequence[ArmSpeed]) -> pd.DataFrame:
-    """One row an arm and point, in the order of the arms."""
+    """One row an arm and point, in the order of the arms; why one was left out, if one was."""
     order = [str(arm) for arm in SpeedArm]
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "point": one.point_id,
             "arm": one.arm,
@@ -315,6 +319,7 @@ def speed_table(summaries: Sequence[ArmSpeed]) -> pd.DataFrame:
         }
         for one in sorted(summaries, key=lambda one: (one.point_id, order.index(one.arm)))
     )
+    return table if any(one.left_out for one in summaries) else table.drop(columns="left out")
 
 
 def memory_table(run: Run) -> pd.DataFrame:

@@ -27,3 +27,9 @@ def runs_beside(
         groups.setdefault(key, []).append(run)
     found = [best(group) for group in groups.values() if chosen not in group]
     return tuple(run for run in found if run is not None)
+
+
+def newest_whole(runs: Sequence[Run]) -> Run:
+    """The last of some runs that was not narrowed with ``only``; the last, where all were."""
+    whole = [run for run in runs if not run.provenance.settings.get("only")]
+    return (whole or runs)[-1]

@@ -11,6 +11,7 @@ from cost_rows import record_kernel_run, record_speed_run
 from atom.workbook import protocol_cost, protocol_cost_beside
 from atom.workbook.engine_speed_analysis import ArmSpeed, host_sentences
 from atom.workbook.records import Run
+from atom.workbook.run_choice import newest_whole
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,18 @@ def test_no_recorded_run_is_dropped(tmp_path: Path) -> None:
     found = protocol_cost.gather_runs([str(tmp_path / "asked")], [str(tmp_path)])
     assert [run.provenance.run_id for run in found.all_of(found.kernels)] == ids
     assert found.all_of(found.speed) == []
+
+
+def test_a_narrowed_run_is_shown_only_where_there_is_no_other(speed: Run) -> None:
+    def narrowed(run_id: str, only: list[str]) -> Run:
+        known = speed.provenance
+        update = {"run_id": run_id, "settings": known.settings | {"only": only}}
+        return Run(speed.path, known.model_copy(update=update), speed.tables)
+
+    whole, part, last = narrowed("a", []), narrowed("b", ["ours"]), narrowed("c", ["ours"])
+    assert newest_whole([whole, part]) is whole
+    assert newest_whole([part, last]) is last
+    assert newest_whole([speed, whole, part]) is whole
 
 
 def test_guards_that_cost_too_much_show_in_their_run(tmp_path: Path) -> None:
