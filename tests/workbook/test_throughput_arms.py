@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import throughput_points_made_up as made_up
 
+from atom.evidence import Evidence
 from atom.workbook import throughput_arms, throughput_outcomes
 from atom.workbook.records import Run
-from atom.workbook.throughput_analysis import is_ok, main_rows, rows_of
+from atom.workbook.throughput_analysis import is_ok, load_set, main_rows, rows_of, source_of
 
 IMAGE = 2**20
 
@@ -84,6 +85,19 @@ def test_points_that_no_run_came_to_are_named(run: Run, tmp_path: Path) -> None:
         "planned and not run (no time was left): a/0.",
         "planned and not run (x): b (2 repeats).",
     ]
+
+
+def test_the_main_grid_names_the_runs_of_its_points_alone(run: Run) -> None:
+    other = Run(
+        run.path,
+        run.provenance.model_copy(update={"run_id": "20260202T000000Z-throughput-0123ab"}),
+        {**run.tables, "points": run.tables["points"].iloc[:0]},
+    )
+    found = load_set(Evidence.MEASURED, "both", [run, other])
+    assert found.run_ids == [run.provenance.run_id, other.provenance.run_id]
+    assert found.main_run_ids == [run.provenance.run_id]
+    assert found.main_source == source_of([run])
+    assert load_set(Evidence.MEASURED, "one", [run]).main_source == "one"
 
 
 def test_points_that_shared_their_host_are_told(rows: list[dict[str, Any]]) -> None:
