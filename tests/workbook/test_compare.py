@@ -114,7 +114,7 @@ def test_with_the_published_figures(runs: dict[str, Run]) -> None:
         of(runs, PUBLISHED, "load")
     with pytest.raises(BadInput, match="one side must be a run"):
         compare(PUBLISHED, PUBLISHED)
-    with pytest.raises(BadInput, match="A has nothing / unpatched; .* and 4 more, B has none"):
+    with pytest.raises(BadInput, match=r"A has nothing / unpatched; .* and 4 more, B has none"):
         module._result("race", result.a, replace(result.b, rates={}), ())
 
 
