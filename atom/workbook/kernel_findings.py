@@ -130,7 +130,7 @@ def guard_sentences(summaries: Sequence[ArmSummary]) -> list[str]:
     least = min(faster, key=lambda one: one.ratio or 1.0)
     return [
         f"At {_many(len(faster), 'point')} the guarded kernel is more than 1% faster than the "
-        f"unguarded (least: {least.ratio:.3f}, {_place(least)}). A comparison saves nothing: the "
-        "guarded kernel is compiled apart and is another program. What differs in it was not "
-        "looked at."
+        f"unguarded (lowest ratio {least.ratio:.3f}, {_place(least)}). A comparison saves "
+        "nothing: the guarded kernel is compiled apart and is another program. What differs in it "
+        "was not looked at."
     ]
