@@ -426,20 +426,3 @@ def examples_table(found: Sequence[Example], noise: bool) -> pd.DataFrame:
             for one in found
         ]
     )
-
-
-def greedy_table(run: Run) -> pd.DataFrame:
-    """Greedy tokens of engines beside one without drafts: where they differ, and by how much."""
-    lines = []
-    for row in run.tables["arms"].to_dict("records"):
-        gap = _plain(row["largest_shortfall"])
-        lines.append(
-            {
-                "engine": row["arm"],
-                "tokens compared": f"{row['tokens_compared']:,}",
-                "requests that differ": f"{row['first_differences']}/{row['requests']}",
-                "by more than rounding": int(row["above_bound"]),
-                "largest logit gap": NOTHING if gap is None else f"{gap:.4f}",
-            }
-        )
-    return pd.DataFrame(lines)

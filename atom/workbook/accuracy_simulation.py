@@ -128,7 +128,9 @@ class AccuracyRuns:
         adversarial: simulated, every copy as late as it can be.
         pressed: simulated, on the clock, with bulk stores beside the steps.
         measured: of this engine on hardware; ``None`` where there is none yet.
-        greedy: measured greedy tokens of several engines, compared; ``None`` if there is none.
+        greedy: measured greedy tokens of several engines, compared, the newest whole run; ``None``
+            if there is none.
+        greedy_before: the older whole runs of that experiment, in their order.
         servers: measured runs of servers that are not ours; may be empty.
         problems: runs that could not be used, and why.
     """
@@ -137,6 +139,7 @@ class AccuracyRuns:
     pressed: Run
     measured: Run | None
     greedy: Run | None
+    greedy_before: tuple[Run, ...]
     servers: tuple[Run, ...]
     problems: tuple[str, ...]
 
@@ -180,12 +183,14 @@ def gather_runs(
         simulated.append(record_points(SWEEP, wanted, root, progress or notebook_progress()))
     compared, others = load_runs([*settings.records, *existing(settings.measured)], GREEDY)
     whole = [run for run in _hardware(compared) if run.provenance.exit_state == "finished"]
+    whole.sort(key=lambda run: run.provenance.run_id)
     problems = list(dict.fromkeys([*problems, *more, *others]))
     return AccuracyRuns(
         simulated[0],
         simulated[1],
         best,
-        max(whole, key=lambda run: run.provenance.run_id, default=None),
+        whole[-1] if whole else None,
+        tuple(whole[:-1]),
         tuple(servers),
         tuple(problems),
     )
