@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from atom.errors import BadInput
 
 
 class _Setting(argparse.Action):
@@ -46,3 +48,18 @@ def add_setting(
         metavar=("NAME", "VALUE"),
         help=about,
     )
+
+
+def refuse_named_twice(options: Mapping[str, str], pairs: Iterable[Sequence[str]]) -> None:
+    """Refuse a setting that has both an option of its own and ``-p``.
+
+    Args:
+        options: options that were given, by the name of their setting.
+        pairs: name and value of each ``-p``.
+
+    Raises:
+        BadInput: naming both.
+    """
+    for name, value in pairs:
+        if name in options:
+            raise BadInput(f"{options[name]} and -p {name} {value} set the same: leave one out")

@@ -28,6 +28,33 @@ def test_a_name_given_twice_is_refused_by_every_command(
     assert "-p items is given twice, as '4' and '5'" in said
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sweep race --seed 3 -p seed 4", "--seed and -p seed 4"),
+        ("sweep race --device virtual -p device virtual", "--device and -p device virtual"),
+        ("sweep engine-fault --only unpatched -p only hold", "--only and -p only hold"),
+        (
+            "serve --model preset:tiny --max-num-seqs 4 -p max_num_seqs 8",
+            "--max-num-seqs and -p max_num_",
+        ),
+        (
+            "serve --model preset:tiny --cpu-pool-gib 1 -p cpu_pool_bytes 8",
+            "--cpu-pool-gib and -p cpu_",
+        ),
+        (
+            "serve --model preset:tiny --no-logprobs -p logprobs true",
+            "--no-logprobs and -p logprobs true",
+        ),
+    ],
+)
+def test_an_option_and_its_setting_are_the_same_given_twice(
+    command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_training_refuses_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         train_parser().parse_args(["-p", "steps", "1", "-p", "steps", "1"])

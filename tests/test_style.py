@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "machines": set(),
     "config": {"errors"},
     "environment": set(),
-    "options": set(),
+    "options": {"errors"},
     "entrypoints": _ENTRYPOINTS,
     "device": _BASE,
     "lifetime": {"device"} | _BASE,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from atom.entrypoints.terminal import say, tell
 from atom.errors import BadInput
 from atom.models.config_checks import refuse_unrunnable
-from atom.options import add_setting
+from atom.options import add_setting, refuse_named_twice
 
 if TYPE_CHECKING:
     from atom.model_engine.engine_settings import EngineSettings
@@ -137,16 +137,25 @@ def engine_values(options: argparse.Namespace) -> dict[str, Any]:
     import yaml
 
     values: dict[str, Any] = {"logprobs": not options.no_logprobs, "dspark": options.dspark}
+    flags = {"no_logprobs": "logprobs", "dspark": "dspark", "no_prefix_caching": "prefix_caching"}
+    given = {
+        field: f"--{name.replace('_', '-')}"
+        for name, field in flags.items()
+        if getattr(options, name)
+    }
     if options.no_prefix_caching:
         values["prefix_caching"] = False
     for flag, *_ in _ENGINE_OPTIONS:
         name = flag.removeprefix("--").replace("-", "_")
         if (value := getattr(options, name)) is not None:
-            values[_RENAMED.get(name, name)] = value
+            field = _RENAMED.get(name, name)
+            values[field] = value
+            given["cpu_pool_bytes" if field == "cpu_pool_gib" else field] = flag
     if (gibibytes := values.pop("cpu_pool_gib", None)) is not None:
         if not 0 <= gibibytes <= _MOST_GIB:
             raise BadInput(f"--cpu-pool-gib {gibibytes:g}: expected 0 to {_MOST_GIB}")
         values["cpu_pool_bytes"] = int(gibibytes * 2**30) or None
+    refuse_named_twice(given, options.parameters)
     for name, text in options.parameters:
         try:
             values[name] = yaml.safe_load(text)

@@ -23,6 +23,7 @@ from atom.benchmarks.race_environment import look_around, refuse_hiding_settings
 from atom.config import DeviceChoice, Settings
 from atom.device import Device, DeviceKind, open_device
 from atom.errors import AtomError, BadInput
+from atom.options import refuse_named_twice
 from atom.workbook.kernels import refuse_unwritable
 from atom.workbook.parameters import read_given
 from atom.workbook.provenance import collect_provenance
@@ -236,13 +237,14 @@ def given_settings(
         if getattr(arguments, name, None) is not None and name not in takes:
             raise BadInput(f"sweep {command} has no --{name.replace('_', '-')}: {why_not}")
     given: dict[str, Any] = read_given(arguments.parameters, None)
-    if arguments.device is not None:
-        given["device"] = arguments.device
-    for name in ("seed", *sorted(takes)):
-        if getattr(arguments, name) is not None:
-            given[name] = getattr(arguments, name)
+    named = ("device", "seed", *sorted(takes))
+    options = {name: getattr(arguments, name) for name in named}
+    options = {name: value for name, value in options.items() if value is not None}
+    flags = {name: f"--{name.replace('_', '-')}" for name in options}
     if arguments.only:
-        given[only] = list(arguments.only)
+        options[only], flags[only] = list(arguments.only), "--only"
+    refuse_named_twice(flags, arguments.parameters)
+    given |= options
     if arguments.resume is None:
         return given, None
     if given or arguments.quick:
