@@ -79,7 +79,7 @@ _OF_THE_GRID = ("central_concurrency", "crash_points", "heavy_points")
 #: what ``--quick`` takes there
 QUICK_ACCELERATOR: dict[str, Any] = {
     "warm_up": False,
-    "duration_seconds": 4.0,
+    "duration_seconds": 3.0,
     "concurrency": [32],
     "pool_gib": [10.0],
     "special": [],

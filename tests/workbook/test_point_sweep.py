@@ -205,7 +205,7 @@ def test_what_no_accelerator_means_is_said_of_this_sweep(
     ("name", "options", "said"),
     [
         ("capacity", ["--traces", "absent"], "--traces absent: no trace there"),
-        ("throughput", ["--traces", "absent"], "--traces absent: no trace there"),
+        ("throughput", ["--traces", "absent"], "absent: no trace there; expected a folder"),
         ("throughput", ["-p", "model", "absent"], "absent/config.json: No such file"),
         ("engine-fault", ["-p", "model", "absent"], "absent/config.json: No such file"),
         ("greedy-equality", ["-p", "model", "absent"], "absent/config.json: No such file"),
