@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from atom.errors import BadInput
 
@@ -63,3 +64,23 @@ def refuse_named_twice(options: Mapping[str, str], pairs: Iterable[Sequence[str]
     for name, value in pairs:
         if name in options:
             raise BadInput(f"{options[name]} and -p {name} {value} set the same: leave one out")
+
+
+def read_value(name: str, text: str) -> Any:
+    """A value of ``-p NAME VALUE``: YAML, with numbers such as ``2e-3``, text to YAML 1.1.
+
+    Raises:
+        BadInput: it is no YAML.
+    """
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"-p {name} {text}: not a YAML value: {error}") from None
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

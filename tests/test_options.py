@@ -5,8 +5,9 @@ import argparse
 import pytest
 
 from atom.__main__ import main
+from atom.errors import BadInput
 from atom.models.train import _parser as train_parser
-from atom.options import add_setting
+from atom.options import add_setting, read_value
 
 
 def test_pairs_are_kept_as_typed_in_their_order() -> None:
@@ -59,3 +60,16 @@ def test_training_refuses_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         train_parser().parse_args(["-p", "steps", "1", "-p", "steps", "1"])
     assert "given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2e-3", 0.002), ("9e-1", 0.9), ("[1, 2]", [1, 2]), ("true", True), ("x y", "x y"), ("3", 3)],
+)
+def test_a_value_is_yaml_with_every_form_of_numbers(text: str, value: object) -> None:
+    assert read_value("items", text) == value
+
+
+def test_what_is_no_yaml_is_named() -> None:
+    with pytest.raises(BadInput, match=r"-p items \[1: not a YAML value"):
+        read_value("items", "[1")

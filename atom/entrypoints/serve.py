@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from atom.entrypoints.terminal import say, tell
 from atom.errors import BadInput
 from atom.models.config_checks import refuse_unrunnable
-from atom.options import add_setting, refuse_named_twice
+from atom.options import add_setting, read_value, refuse_named_twice
 
 if TYPE_CHECKING:
     from atom.model_engine.engine_settings import EngineSettings
@@ -134,8 +134,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_values(options: argparse.Namespace) -> dict[str, Any]:
     """The options that were given, as fields of ``EngineSettings``."""
-    import yaml
-
     values: dict[str, Any] = {"logprobs": not options.no_logprobs, "dspark": options.dspark}
     flags = {"no_logprobs": "logprobs", "dspark": "dspark", "no_prefix_caching": "prefix_caching"}
     given = {
@@ -157,10 +155,7 @@ def engine_values(options: argparse.Namespace) -> dict[str, Any]:
         values["cpu_pool_bytes"] = int(gibibytes * 2**30) or None
     refuse_named_twice(given, options.parameters)
     for name, text in options.parameters:
-        try:
-            values[name] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise BadInput(f"-p {name}: {text!r} is no YAML value: {error}") from None
+        values[name] = read_value(name, text)
     return values
 
 

@@ -8,14 +8,13 @@ SIGINT and SIGTERM save before they end the run; a run with the same options goe
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from atom.errors import AtomError, BadInput
-from atom.options import add_setting
+from atom.options import add_setting, read_value
 
 _EPILOG = """\
 examples
@@ -76,14 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _value(text: str) -> object:
-    """A value as JSON reads it; what is no JSON is text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def _train(chosen: argparse.Namespace) -> int:
     for name in ("seconds", "budget_seconds"):
         value = getattr(chosen, name)
@@ -96,7 +87,7 @@ def _train(chosen: argparse.Namespace) -> int:
     from atom.models.training_data import TokenPool
     from atom.models.training_sizes import SIZES, for_tokenizer
 
-    settings = TrainingSettings.parse({n: _value(v) for n, v in chosen.p}, where="train")
+    settings = TrainingSettings.parse({n: read_value(n, v) for n, v in chosen.p}, where="train")
     device = chosen.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atom.errors import BadInput
+from atom.options import read_value
 from atom.workbook.notebooks import NotebookSpec
 
 
@@ -49,24 +50,8 @@ def read_given(pairs: Iterable[Sequence[str]], file: str | None) -> dict[str, An
             raise BadInput(f"-f {file}: needs one mapping of parameter names to values")
         given.update(loaded)
     for name, text in pairs:
-        given[name] = _read_value(name, text)
+        given[name] = read_value(name, text)
     return given
-
-
-def _read_value(name: str, text: str) -> Any:
-    import yaml
-
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(f"-p {name} {text}: not a YAML value: {error}") from None
-    if isinstance(value, str):
-        # YAML 1.1 takes 2e-3 (no dot) for text
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
 
 
 def assign(
