@@ -66,7 +66,7 @@ def test_parameters_come_from_the_notebooks_names(book: Book) -> None:
         ("bonsu = 3", {"bonsu": 3}, "bonsu: no such parameter; did you mean 'bonus'?"),
         ('bonus = "x"', {"bonus": "x"}, "bonus: input should be a valid integer, got 'x'"),
         ("conv_width = 1", {"conv_width": 1}, "conv_width: input should be greater than"),
-        ('records = "data"', {"records": "data"}, "records: expected a list, such as [a, b], got 'data'"),
+        ('records = "data"', {"records": "data"}, "records: expected a list, such as [a, b]"),
     ],
 )
 def test_injected_parameters_are_checked(
