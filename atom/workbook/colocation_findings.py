@@ -157,17 +157,22 @@ def node_sentences(run: Run) -> list[str]:
     return [f"Near and far memory nodes were not compared{why}."]
 
 
-def published_ratio() -> float:
-    """The lower over the higher throughput of the published setting that was run twice."""
+def _published_pair() -> tuple[float, float]:
+    """The lower and the higher throughput of the published setting that was run twice."""
     rates = {one.name: one.throughput for one in published_points()}
     low, high = sorted(rates[name] for name in _PAIR)
+    return low, high
+
+
+def published_ratio() -> float:
+    """The lower over the higher throughput of that setting."""
+    low, high = _published_pair()
     return low / high
 
 
 def published_sentence() -> str:
     """The published difference that neighbours are held likely for, labelled."""
-    rates = {one.name: one.throughput for one in published_points()}
-    low, high = sorted(rates[name] for name in _PAIR)
+    low, high = _published_pair()
     return (
         f"Beside these, published (another machine and model, neighbours not told): two runs of "
         f"one setting at {low:,.0f} and {high:,.0f} tok/s, a ratio of {low / high:.3f}."

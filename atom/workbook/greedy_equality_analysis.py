@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from atom.workbook.accuracy_analysis import NOTHING
 from atom.workbook.records import Run
-
-NOTHING = "–"
 
 
 def greedy_table(run: Run) -> pd.DataFrame:

@@ -224,6 +224,11 @@ def _place(row: Row) -> tuple[int, float | None]:
     return row["concurrency"], row["pool_gib"]
 
 
+def place_in_sitting(row: Row) -> tuple[int, float | None, str]:
+    """Sessions, pool and sitting: what arms have in common that may be compared."""
+    return (*_place(row), row["sitting"])
+
+
 def spread_of(rows: Sequence[Row]) -> Spread:
     """Spread of repeats over all arms; of the published pair where nothing was repeated."""
     groups: dict[tuple[Any, ...], list[float]] = {}

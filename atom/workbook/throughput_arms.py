@@ -16,11 +16,12 @@ from atom.workbook.throughput_analysis import (
     hit_share,
     is_ok,
     main_factors,
+    place_in_sitting,
     spread_of,
     value_text,
 )
 from atom.workbook.throughput_bounds import size_text
-from atom.workbook.throughput_points import ratio_text
+from atom.workbook.throughput_points import number_text, ratio_text
 
 _RATE = "effective_total_throughput"
 
@@ -79,8 +80,7 @@ def arm_groups(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if is_ok(row) and row["pool_gib"] is not None and row["lookup_tokens"]:
-            key = (row["concurrency"], row["pool_gib"], row["sitting"])
-            groups.setdefault(key, []).append(row)
+            groups.setdefault(place_in_sitting(row), []).append(row)
     found = []
     for _, own in sorted(groups.items(), key=lambda item: item[0]):
         base = [row for row in own if agrees(row, main)]
@@ -110,27 +110,26 @@ def arms_table(rows: Sequence[Row]) -> pd.DataFrame:
     spread = spread_of(rows)
     for base, others in arm_groups(rows):
         own = [base, *others]
-        rates = [row[_RATE] for row in own if arm_name(row) == arm_name(base)]
+        first = arm_name(base)
+        rates = [row[_RATE] for row in own if arm_name(row) == first]
         for row in own:
-            is_base = arm_name(row) == arm_name(base)
-            over = NOTHING if is_base else ratio_text(spread.of([row[_RATE]], rates))
-            held, states = kv_held(row), states_held(row)
-            requests = row["requests"]
+            arm = arm_name(row)
+            over = NOTHING if arm == first else ratio_text(spread.of([row[_RATE]], rates))
             lines.append(
                 {
                     "sessions": row["concurrency"],
                     "pool": value_text("pool_gib", row["pool_gib"]),
                     "sitting": row["sitting"],
-                    "arm": arm_name(row),
-                    "requests": f"{requests:,}",
+                    "arm": arm,
+                    "requests": f"{row['requests']:,}",
                     "tok/s": f"{row[_RATE]:,.0f}",
                     "over the first arm": over,
                     "from a cache": f"{hit_share(row):.0%}",
-                    "states stored": _number(row["states_stored"], ",d"),
-                    "KV held at the end": _size(held),
-                    "states held": _number(states, ",d"),
-                    "KV loads failed": _number(row["kv_load_failures"], ",d"),
-                    "state loads failed": _number(row["state_load_failures"], ",d"),
+                    "states stored": number_text(row["states_stored"], ",d"),
+                    "KV held at the end": size_text(kv_held(row)),
+                    "states held": number_text(states_held(row), ",d"),
+                    "KV loads failed": number_text(row["kv_load_failures"], ",d"),
+                    "state loads failed": number_text(row["state_load_failures"], ",d"),
                 }
             )
     return pd.DataFrame(lines)
@@ -169,9 +168,10 @@ def arms_sentences(rows: Sequence[Row]) -> list[str]:
             if ends[0] is least and ends[1] is most:
                 found.append(
                     f"{where}: the arm that found least also held least KV at the end "
-                    f"({_size(held[id(least)])} and {states_held(least):,} states), the one that "
-                    f"found most held most ({_size(held[id(most)])} and {states_held(most):,} "
-                    f"states; {arm_name(base)}: {_size(held[id(base)])} and "
+                    f"({size_text(held[id(least)])} and {states_held(least):,} states), the one "
+                    f"that found most held most ({size_text(held[id(most)])} and "
+                    f"{states_held(most):,} "
+                    f"states; {arm_name(base)}: {size_text(held[id(base)])} and "
                     f"{states_held(base):,}). No arm changed the KV alone: the cause is "
                     "open. `sweep capacity -p like RUN` replays the counts of such a run."
                 )
@@ -201,15 +201,8 @@ def _isolated(row: Row, base: Row) -> str:
     if kv > states and held < shared:
         text += (
             f" Its states have bytes for themselves and used them ({states_held(row):,} against "
-            f"{states_held(base):,} images), so its KV, {_size(held)} against {_size(shared)}, "
+            f"{states_held(base):,} images), so its KV, {size_text(held)} against "
+            f"{size_text(shared)}, "
             "went before it was asked for again: a share too large for this load would do that."
         )
     return text
-
-
-def _size(value: float | None) -> str:
-    return NOTHING if value is None else size_text(value)
-
-
-def _number(value: float | None, form: str) -> str:
-    return NOTHING if value is None else format(value, form)

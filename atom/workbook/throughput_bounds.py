@@ -215,8 +215,10 @@ def scale_table(scale: Scale) -> pd.DataFrame:
     )
 
 
-def size_text(nbytes: float) -> str:
-    """``12.5 GiB``: with the unit that keeps the number readable."""
+def size_text(nbytes: float | None) -> str:
+    """``12.5 GiB``: with the unit that keeps the number readable; a dash for ``None``."""
+    if nbytes is None:
+        return NOTHING
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             return (

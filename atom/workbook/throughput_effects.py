@@ -26,6 +26,7 @@ from atom.workbook.throughput_analysis import (
     main_factors,
     main_rows,
     mean_of,
+    place_in_sitting,
     spread_of,
     value_text,
 )
@@ -83,14 +84,12 @@ def effects(rows: Sequence[Row], evidence: Evidence) -> list[Effect]:
                 where = value_text(other, fixed)
                 found.append(_effect(FACTOR_NAMES[name], change, where, evidence, ends, spread))
     for name in FACTORS:
-        places = {(row["concurrency"], row["pool_gib"], row["sitting"]) for row in rows}
+        places = {place_in_sitting(row) for row in rows}
         for place in sorted(places, key=lambda one: (one[0], one[1] or 0.0, one[2])):
             here = [
                 row
                 for row in rows
-                if (row["concurrency"], row["pool_gib"], row["sitting"]) == place
-                and is_ok(row)
-                and agrees(row, main, (name,))
+                if place_in_sitting(row) == place and is_ok(row) and agrees(row, main, (name,))
             ]
             base = [row for row in here if row[name] == main.get(name)]
             if not base or (place[1] is None and name in OFFLOAD_FACTORS):
@@ -125,13 +124,13 @@ def unpaired_sentences(rows: Sequence[Row]) -> list[str]:
     """
     main = main_factors(rows)
     ended = [row for row in rows if is_ok(row) and main]
-    bases = {_where(row) for row in ended if agrees(row, main)}
+    bases = {place_in_sitting(row) for row in ended if agrees(row, main)}
     others = [
         row
         for row in ended
         if not agrees(row, main) and any(agrees(row, main, (name,)) for name in FACTORS)
     ]
-    compared = {_setting(row) for row in others if _where(row) in bases}
+    compared = {_setting(row) for row in others if place_in_sitting(row) in bases}
     alone = [row["point_id"] for row in others if _setting(row) not in compared]
     if not alone:
         return []
@@ -139,10 +138,6 @@ def unpaired_sentences(rows: Sequence[Row]) -> list[str]:
         "not compared, since no point of the main grid was run in the same sitting at as many "
         f"sessions and such a pool: {'; '.join(alone)}."
     ]
-
-
-def _where(row: Row) -> tuple[Any, ...]:
-    return row["concurrency"], row["pool_gib"], row["sitting"]
 
 
 def _setting(row: Row) -> tuple[Any, ...]:

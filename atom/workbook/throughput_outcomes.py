@@ -19,6 +19,7 @@ from atom.workbook.throughput_analysis import (
     failed_share,
     is_cut_short,
     is_ok,
+    place_in_sitting,
     shows_fault,
     value_text,
 )
@@ -176,17 +177,13 @@ def _arm(row: Row) -> tuple[str, int | None, str]:
     return str(row["protection"]), row["chunk_tokens"], str(row["offload_policy"] or "")
 
 
-def _place(row: Row) -> tuple[int, float | None, str]:
-    return row["concurrency"], row["pool_gib"], row["sitting"]
-
-
 def heavy_rows(rows: Sequence[Row]) -> list[Row]:
     """Rows that timed statuses, where more than one arm with drafts did in one sitting."""
     arms: dict[tuple[int, float | None, str], set[tuple[str, int | None, str]]] = {}
     timed = [row for row in rows if row["status_latency_p50_us"] is not None]
     for row in timed:
-        arms.setdefault(_place(row), set()).add(_arm(row))
-    return [row for row in timed if len(arms[_place(row)]) > 1]
+        arms.setdefault(place_in_sitting(row), set()).add(_arm(row))
+    return [row for row in timed if len(arms[place_in_sitting(row)]) > 1]
 
 
 def latency_sentences(rows: Sequence[Row]) -> list[str]:
@@ -204,7 +201,7 @@ def latency_sentences(rows: Sequence[Row]) -> list[str]:
     groups: dict[tuple[int, float | None, str], dict[tuple[Any, ...], list[Row]]] = {}
     heavy = heavy_rows(rows)
     for row in heavy:
-        groups.setdefault(_place(row), {}).setdefault(_arm(row), []).append(row)
+        groups.setdefault(place_in_sitting(row), {}).setdefault(_arm(row), []).append(row)
     policies = len({row["offload_policy"] for row in heavy if row["pool_gib"] is not None}) > 1
     sittings = Counter((sessions, pool) for sessions, pool, _ in groups)
     for (sessions, pool, sitting), arms in sorted(
@@ -274,8 +271,8 @@ def hits_table(rows: Sequence[Row]) -> pd.DataFrame:
                 if row["pool_gib"] is None
                 else f"{pool / asked:.0%}",
                 "computed": f"{1 - row['hit_tokens'] / asked:.0%}",
-                "stored": _size(row["stored_bytes"]),
-                "loaded": _size(row["loaded_bytes"]),
+                "stored": size_text(row["stored_bytes"]),
+                "loaded": size_text(row["loaded_bytes"]),
                 "KV evicted": _count(row["kv_evicted"]),
                 "states evicted": _count(row["states_evicted"]),
                 "state loads failed": NOTHING
@@ -309,10 +306,6 @@ def computed_sentences(rows: Sequence[Row]) -> list[str]:
 
 def _count(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}"
-
-
-def _size(value: int | None) -> str:
-    return NOTHING if value is None else size_text(value)
 
 
 def causes_table(runs: Sequence[Run]) -> pd.DataFrame:

@@ -203,11 +203,11 @@ def points_table(points: Sequence[LoadPoint]) -> pd.DataFrame:
             "runs": one.runs,
             "tok/s": f"{one.throughput:,.0f}",
             "over no offload": ratio_text(one.ratio),
-            "requests an hour": _number(one.requests_per_hour, ",.0f"),
-            "TTFT mean, s": _number(one.ttft_s, ".3g"),
-            "ITL p90, ms": _number(one.itl_p90_ms, ".3g"),
-            "from a cache": _number(one.cached_share, ".0%"),
-            "state loads failed": _number(one.failed_loads, ".1%"),
+            "requests an hour": number_text(one.requests_per_hour, ",.0f"),
+            "TTFT mean, s": number_text(one.ttft_s, ".3g"),
+            "ITL p90, ms": number_text(one.itl_p90_ms, ".3g"),
+            "from a cache": number_text(one.cached_share, ".0%"),
+            "state loads failed": number_text(one.failed_loads, ".1%"),
         }
         for one in points
     )
@@ -218,5 +218,6 @@ def ratio_text(ratio: Ratio | None) -> str:
     return "–" if ratio is None else f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"
 
 
-def _number(value: float | None, form: str) -> str:
+def number_text(value: float | None, form: str) -> str:
+    """A value in a format such as ``,.0f``, or a dash."""
     return "–" if value is None else format(value, form)

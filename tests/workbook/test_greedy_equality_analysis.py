@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from atom.workbook.greedy_equality_analysis import NOTHING, greedy_beside, greedy_table
+from atom.workbook.accuracy_analysis import NOTHING
+from atom.workbook.greedy_equality_analysis import greedy_beside, greedy_table
 from atom.workbook.records import Run
 
 
